@@ -1,8 +1,8 @@
-//! One robot: assembles the other modules of this crate into all that a robot decides.
+//! One robot: assembles the other modules of this crate into everything that a robot decides.
 //!
 //! [`Robot`] is driven as the crate's documentation says: by real sockets in `coorp-node`, in virtual time in
-//! `coorp-sim`. Its times are on the robot's own clock; what it tells others is on the leader's, as far as it knows that.
-//! This file has its state, its actions and how it is driven; what it decides is below `robot/`:
+//! `coorp-sim`. Its times are on the robot's own clock. Times in messages to others are on the leader's clock, once
+//! that is known. This file has the state, the actions and the interface for drivers. The decisions are under `robot/`:
 //!
 //! | module | decides |
 //! | --- | --- |
@@ -18,7 +18,7 @@
 //! | `peers` | which paths carry control and bulk |
 //! | `reports` | which states go to the robots that gather them |
 //!
-//! Left out: sending control again that the air lost, which a stock kernel does not tell.
+//! Left out: resending control that the air lost, because a stock kernel does not report the loss.
 
 mod clocks;
 mod config;
@@ -67,12 +67,12 @@ use peers::Peers;
 use riders::Riders;
 use turns::Turns;
 
-/// The way that a message takes.
+/// The route of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Route {
     /// Over every path: coordination.
     Any,
-    /// Over this one.
+    /// Over this path.
     Path(PathId),
 }
 
@@ -83,7 +83,7 @@ pub enum Action {
     Send(RobotId, Route, Message),
     /// Send to all other robots, over every path.
     Broadcast(Message),
-    /// Bulk may, or may no longer, be sent.
+    /// Whether bulk may be sent from now on.
     Permitted(bool),
     /// From now on, send bulk over this path to this receiver only.
     Turn {
@@ -98,11 +98,11 @@ pub enum Action {
     Led(RobotId),
     /// A path to a robot is alive again, or dead.
     PathAlive(RobotId, PathId, bool),
-    /// From now on, make the messages of an own flow later by this much.
+    /// From now on, make the messages of one of this robot's flows later by this much.
     Shift(FlowId, Duration),
-    /// Concerns the states that this robot reports.
+    /// An action about the states that this robot reports.
     Report(ReportAction),
-    /// A grant arrived that this robot had not asked for, or no longer wanted. To be counted.
+    /// A grant arrived that this robot had not requested or no longer wanted. To be counted.
     StaleGrant(RobotId),
 }
 
@@ -110,34 +110,34 @@ pub enum Action {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Robot {
     me: RobotId,
-    /// Robots in the team.
+    /// The number of robots in the team.
     robots: u16,
     /// The leader of the team file.
     leader: RobotId,
     clock: ClockId,
-    /// `None` if the policy has no permits; then the team file's leader is the only one.
+    /// The coordinator; `None` if the policy has no permits. Then the team file's leader is the only one.
     coordinator: Option<Coordinator>,
-    /// The coordinator's deadline, which changes only with what it is told.
+    /// The coordinator's deadline, which changes only with its inputs.
     coordinator_due: Instant,
     local: Local,
-    /// Its decisions as the leader; set if the team has a control loop and the policy shares windows.
+    /// The decisions as the leader; set if the team has a control loop and the policy shares windows.
     lead: Option<Lead>,
-    /// When the leader last said how careful to be; at first, when this robot started.
+    /// When the leader last sent the level of caution; at first, when this robot started.
     caution_told_at: Instant,
-    /// When it made the message that began its newest loop, until the leader's command arrives; and how long the previous
-    /// loop took.
+    /// When this robot made the message that began its newest loop, until the leader's command arrives; and below, how
+    /// long the previous loop took.
     loop_began: Option<Instant>,
     last_loop: Option<Duration>,
-    /// When that ended.
+    /// When the previous loop ended.
     loop_ended: Option<Instant>,
-    /// Control messages that it made as the leader and that have not left yet.
+    /// The number of control messages that this robot made as the leader and that have not left yet.
     commands_waiting: u32,
     notices: Notices,
-    /// Messages with a bound that the leader was not told of.
+    /// The messages with a bound that have not been reported to the leader.
     judge: Judge,
     peers: Peers,
     riders: Riders,
-    /// Reports this robot's states to the robots that gather them.
+    /// The reporters of this robot's states to the robots that gather them.
     pub reporters: Reporters,
     /// The decisions made, for a recording.
     #[serde(skip)]
@@ -145,10 +145,10 @@ pub struct Robot {
     wants_bulk: bool,
     /// When a leader was last known; at first, when this robot started.
     led_at: Instant,
-    /// Whether it protects other programs.
+    /// Whether this robot protects other programs.
     protects: bool,
     turns: Turns,
-    /// By number, this robot's control flows.
+    /// This robot's control flows, by number.
     flows: Vec<OwnFlow>,
     told: Told,
     clocks: Clocks,
@@ -157,7 +157,7 @@ pub struct Robot {
 
 impl Robot {
     /// # Errors
-    /// If the configuration's values cannot work together; the text says which.
+    /// If values of the configuration are inconsistent; the text says which.
     pub fn new(config: RobotConfig, now: Instant) -> Result<Self, String> {
         if config.robots > ROBOTS_MAX {
             return Err(format!("a team has at most {ROBOTS_MAX} robots"));
@@ -209,8 +209,8 @@ impl Robot {
         })
     }
 
-    /// A message arrived, which the transport proves to be `from` that robot; `path` is the one that it came over, if
-    /// the transport tells. One that came with control has the control's path.
+    /// Handles a message that the transport proves to be `from` that robot. `path` is the path that it arrived over, if
+    /// the transport knows it. A message that arrived with control has the control's path.
     pub fn on_message(&mut self, from: RobotId, path: Option<PathId>, message: Message, now: Instant) {
         match message {
             Message::Coordination(message) => {
@@ -229,7 +229,7 @@ impl Robot {
                 sent_at,
             } => self.on_time_reply(from, clock, [echo, received_at, sent_at, now]),
             Message::Models { clock, models } => {
-                // If that clock is not known yet it soon will be, and newcomers are told again.
+                // If that clock is not known yet, it soon will be, and models are sent again to newcomers.
                 let Some(offset) = self.clock(clock, now) else { return };
                 self.on_models(from, &models, offset, now);
             }
@@ -245,7 +245,7 @@ impl Robot {
             }
             Message::Shift { flow, later } if self.leader(now) == Some(from) => self.on_shift(flow, later),
             Message::Judged(judged) if self.leader(now) == Some(self.me) => self.on_judged_elsewhere(judged, now),
-            // Only the leader may say so, and only the leader listens.
+            // Only the leader may send a shift, and only the leader handles counts.
             Message::Shift { .. } | Message::Judged(_) => {}
             Message::Probe(probe) if path.is_none_or(|path| path == probe.path) => {
                 let echo = self.peers.on_probe(from, probe);
@@ -255,14 +255,14 @@ impl Robot {
             Message::Echo(echo) if path.is_none_or(|path| path == echo.probe.path) => {
                 self.peers.on_echo(from, echo, now)
             }
-            // An answer over another path than its probe's says nothing of either.
+            // An answer over a different path from its probe's says nothing about either path.
             Message::Probe(_) | Message::Echo(_) => {}
         }
         self.gather();
     }
 
-    /// The messages that go with a control message to a robot, made after [`Robot::on_control`]; its receiver takes them as
-    /// messages of their own.
+    /// Returns the messages that go with a control message to a robot. Call it after [`Robot::on_control`]. The
+    /// receiver handles them as separate messages.
     pub fn riders(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         self.riders.take(to, now)
     }
@@ -276,25 +276,25 @@ impl Robot {
         copies
     }
 
-    /// A numbered copy of a control message arrived, whether or not it was the first.
+    /// Records that a numbered copy of a control message arrived, whether or not it was the first.
     pub fn on_copy(&mut self, from: RobotId, path: PathId, incarnation: u32, number: u32) {
         self.peers.on_copy(from, path, incarnation, number);
     }
 
-    /// Returns the path that bulk to a robot is to take, a live one if there is any. Ask repeatedly while bulk goes, which
-    /// keeps the paths probed.
+    /// Returns the path for bulk to a robot, a live one if there is any. Ask repeatedly while bulk is sent, which keeps
+    /// the paths probed.
     pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> usize {
         let path = self.peers.bulk_path(to, now);
         self.gather();
         usize::from(path.0)
     }
 
-    /// Returns whether a path to a robot is answered. The only one there is counts as such.
+    /// Returns whether a path to a robot is answered. A robot's only path always counts as answered.
     pub fn is_alive(&self, to: RobotId, path: PathId) -> bool {
         self.peers.is_alive(to, path)
     }
 
-    /// Returns whether bulk to a robot has to leave this path, because it is dead and another one is not.
+    /// Returns whether bulk to a robot has to leave this path, because the path is dead and another one is not.
     pub fn bulk_moves(&mut self, to: RobotId, from: usize, now: Instant) -> bool {
         let better = self.peers.bulk_path(to, now);
         self.gather();
@@ -302,12 +302,12 @@ impl Robot {
         !self.peers.is_alive(to, from) && self.peers.is_alive(to, better)
     }
 
-    /// The paths to robots that several paths lead to.
+    /// Returns the paths to robots that are reachable over several.
     pub fn paths(&self, now: Instant) -> Vec<PathStatus> {
         self.peers.status(now)
     }
 
-    /// This robot made a state. Returns the copies for the robots that gather it.
+    /// Records that this robot made a state. Returns the copies for the robots that gather it.
     pub fn state_copies(&mut self, topic: &str, now: Instant) -> Vec<StateCopy> {
         let mut states = Vec::new();
         for (report, topic, header) in self.reporters.on_state(topic, now) {
@@ -326,7 +326,7 @@ impl Robot {
 
     // --- being recorded ---------------------------------------------------------------------------------------
 
-    /// Starts to note decisions. Returns `false` if they are noted already.
+    /// Starts to note decisions. Returns `false` if they are already being noted.
     pub fn begin_journal(&mut self) -> bool {
         let begins = !self.journal.is_on();
         if begins {
@@ -340,14 +340,14 @@ impl Robot {
         self.journal.set(false);
     }
 
-    /// The decisions made since the last call.
+    /// Returns the decisions made since the last call.
     pub fn take_journal(&mut self) -> Taken {
         self.journal.take()
     }
 
     // --- being driven -----------------------------------------------------------------------------------------
 
-    /// The time asked for by [`Robot::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline of [`Robot::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.journal.at(now);
         if let Some(coordinator) = &mut self.coordinator {
@@ -372,7 +372,8 @@ impl Robot {
         self.take_turns(now);
         if self.clocks.on_deadline(now) {
             if let Some(leader) = self.leader(now).filter(|leader| *leader != self.me) {
-                // As control goes: what waits longer tells less of the clock, and shared windows are wider by that.
+                // The query goes as control does: the longer it waits, the less it says about the clock, and the wider
+                // shared windows become.
                 let route = Route::Path(self.peers.bulk_path(leader, now));
                 let query = Message::TimeQuery { sent_at: now };
                 self.actions.push_back(Action::Send(leader, route, query));
@@ -381,9 +382,9 @@ impl Robot {
         self.gather_words(now);
     }
 
-    /// When to call [`Robot::on_deadline`] next.
+    /// Returns when to call [`Robot::on_deadline`] next.
     pub fn next_deadline(&self) -> Instant {
-        // A recording has each window; else it is enough that the gate, if it holds bulk, knows until when.
+        // A recording needs each window. Otherwise it is enough that the gate, if it holds bulk, knows until when.
         let deadlines = [
             self.local.window_deadline().filter(|_| self.journal.is_on()),
             self.local.gates_deadline(),
@@ -401,7 +402,7 @@ impl Robot {
         deadlines.into_iter().flatten().fold(own, Instant::min)
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<Action> {
         let report = || Some(Action::Report(self.reporters.poll()?));
         self.actions.pop_front().or_else(report)

@@ -1,28 +1,28 @@
-//! What an RTPS message carries, for [`crate::protect`]: all topics of two DDS participants share one pair of UDP ports, so
-//! their packets part only by what is inside (OMG DDSI-RTPS 2.5, section 9.4).
+//! Reads the content of RTPS messages for [`crate::protect`]. All topics of two DDS participants share one pair of UDP
+//! ports, so only the content distinguishes their packets (OMG DDSI-RTPS 2.5, section 9.4).
 //!
-//! [`read`] tells which writer a message is of, and how long the sample is to which it belongs. DDS packs messages of several
-//! writers into one datagram. [`Message::parts`] takes it apart again: each part has the header, the submessages that set the
-//! receiver's state (INFO_TS, INFO_DST, …), and what is of one writer. The order of one writer's submessages stays.
-//! [`Message::topics`] reads the names of topics from the endpoint discovery protocol.
+//! [`read`] finds the writer of a message, and the length of the sample that it belongs to. DDS packs messages of
+//! several writers into one datagram. [`Message::parts`] splits it again: each part has the header, the submessages
+//! that set the receiver's state (INFO_TS, INFO_DST, …), and the submessages of one writer. It keeps the order of one
+//! writer's submessages. [`Message::topics`] reads the names of topics from the endpoint discovery protocol.
 //!
-//! Discovery and what readers answer (ACKNACK) are nobody's: a part of their own without a writer.
+//! Discovery and readers' answers (ACKNACK) belong to no writer. They form a separate part without a writer.
 //!
-//! Left out: what DDS-Security hides, submessages of vendors and header extensions, which may cover the whole message: such
-//! a message stays whole, and has a writer only if there is but one. So does one of more than eight writers. It may overtake
-//! other messages of its writers. RTPS over TCP.
+//! Left out: content that DDS-Security hides, vendors' submessages, and header extensions, which may cover the whole
+//! message. A message with any of these stays whole, and has a writer only if there is just one. So does a message of
+//! more than eight writers. It may overtake other messages of its writers. Also left out: RTPS over TCP.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Writers in one message at most; with more it stays whole.
+/// Maximum number of writers in one message. With more, it stays whole.
 const WRITERS_MAX: usize = 8;
-/// Submessages that are read of a message at most.
+/// Maximum number of submessages that are read.
 const SUBMESSAGES_MAX: usize = 1_024;
-/// The longest name of a topic that is read. DDS names are 255 characters at most.
+/// The longest topic name that is read, with its terminating zero. DDS names have at most 255 characters.
 const TOPIC_BYTES_MAX: usize = 256;
-/// Parameters that are read of one announcement at most.
+/// Maximum number of parameters that are read from one announcement.
 const PARAMETERS_MAX: usize = 128;
 const HEADER_BYTES: usize = 20;
 const MAGIC: &[u8] = b"RTPS";
@@ -41,13 +41,13 @@ const HEARTBEAT_FRAG: u8 = 0x13;
 const DATA: u8 = 0x15;
 const DATA_FRAG: u8 = 0x16;
 
-/// The writer that announces writers. The announcements of its secure twin are hidden.
+/// The entity id of the writer that announces writers. The announcements of its secure counterpart are hidden.
 const ANNOUNCES_WRITERS: [u8; 4] = [0x00, 0x00, 0x03, 0xc2];
 const PID_TOPIC_NAME: u16 = 0x05;
 const PID_ENDPOINT_GUID: u16 = 0x5a;
 const PID_SENTINEL: u16 = 0x01;
 
-/// A writer: its participant's prefix and its own number.
+/// A writer: the participant's prefix and the writer's entity id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Guid(pub [u8; 16]);
 
@@ -59,13 +59,13 @@ impl Guid {
         Guid(guid)
     }
 
-    /// Whether a program made it, and not the protocol itself.
+    /// Returns whether a program created the writer, rather than the protocol itself.
     fn is_users(&self) -> bool {
         self.0[15] & 0xc0 != 0xc0
     }
 }
 
-/// The whole as 32 hexadecimal digits; in short (`{:#}`), the writer's own number.
+/// Displays all of it as 32 hexadecimal digits; in the alternate form (`{:#}`), only the writer's entity id.
 impl fmt::Display for Guid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = if f.alternate() { 12 } else { 0 };
@@ -82,32 +82,32 @@ impl fmt::Debug for Guid {
 /// The content of a message or of a part of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The writer, or none: discovery, readers' answers, or several writers.
+    /// The writer; `None` for discovery, readers' answers, or several writers.
     pub writer: Option<Guid>,
-    /// The length of the sample of which it carries something, in bytes; 0 for heartbeats and the like. `None` if that is
-    /// hidden.
+    /// The length in bytes of the sample that the message is part of; 0 for heartbeats and the like. `None` if the
+    /// length is hidden.
     pub sample_bytes: Option<u32>,
 }
 
-/// What readers answer, for example.
+/// The content of, for example, readers' answers.
 const NOTHING: Content = Content {
     writer: None,
     sample_bytes: Some(0),
 };
 
-/// A message that was read.
+/// A parsed message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message<'m> {
     payload: &'m [u8],
     contents: Vec<Content>,
-    /// Each submessage with the place of its content; without one, it sets the receiver's state.
+    /// Each submessage with the index of its content; without one, it sets the receiver's state.
     submessages: Vec<(Option<usize>, &'m [u8])>,
-    /// Something in it may cover all of it.
+    /// Whether the message must stay whole, because part of it may cover all of it.
     whole: bool,
 }
 
 impl<'m> Message<'m> {
-    /// The content of the message, if it has one writer or none, or cannot be taken apart.
+    /// Returns the content of the message, if it has one writer or none, or cannot be split.
     pub fn content(&self) -> Option<Content> {
         match self.contents.as_slice() {
             [] if self.whole => Some(Content::default()),
@@ -121,16 +121,17 @@ impl<'m> Message<'m> {
         }
     }
 
-    /// The writers that it announces by the endpoint discovery protocol (SEDP), with the names of their topics.
+    /// Returns the writers that the message announces by the endpoint discovery protocol (SEDP), with the names of
+    /// their topics.
     pub fn topics(&self) -> impl Iterator<Item = (Guid, &'m str)> + '_ {
         self.submessages.iter().filter_map(|(place, bytes)| {
-            // Announcements are nobody's.
+            // Announcements belong to no writer.
             let nobodys = place.is_some_and(|place| self.contents[place].writer.is_none());
             nobodys.then(|| announced(Submessage::of(bytes)))?
         })
     }
 
-    /// Takes the message apart: a message for each writer, in the order in which they first appear.
+    /// Splits the message into one message for each writer, in the order in which they first appear.
     pub fn parts(&self) -> impl Iterator<Item = (Content, Vec<u8>)> + '_ {
         self.contents.iter().enumerate().map(|(at, content)| {
             let mut part = self.payload[..HEADER_BYTES].to_vec();
@@ -145,8 +146,8 @@ impl<'m> Message<'m> {
     }
 }
 
-/// Reads the payload of a UDP packet; `None` if it is not RTPS, or ends before it says of which writer it is. A message that
-/// ends too soon, as in the first fragment of a datagram, is read as far as it goes, and stays whole.
+/// Reads the payload of a UDP packet. Returns `None` if it is not RTPS, or ends before the id of its writer. A
+/// truncated message, such as the first fragment of a datagram, is read as far as possible, and stays whole.
 pub fn read(payload: &[u8]) -> Option<Message<'_>> {
     let mut message = Message {
         payload,
@@ -200,13 +201,13 @@ fn of_writer(prefix: &[u8], entity: &[u8], sample_bytes: u32) -> Content {
     }
 }
 
-/// The writer that a submessage announces.
+/// Returns the writer that a submessage announces, with its topic.
 fn announced(submessage: Submessage<'_>) -> Option<(Guid, &str)> {
     const INLINE_QOS: u8 = 0x02;
     const HAS_DATA: u8 = 0x04;
     let body = submessage.body();
     let announces = submessage.kind == DATA && body.get(8..12)? == ANNOUNCES_WRITERS;
-    // Inline QoS is a list of parameters too; nobody sends an announcement with some.
+    // Inline QoS is a list of parameters too, but no implementation sends announcements with it.
     if !announces || submessage.flags & (INLINE_QOS | HAS_DATA) != HAS_DATA {
         return None;
     }
@@ -243,12 +244,12 @@ struct Submessage<'m> {
     kind: u8,
     flags: u8,
     bytes: &'m [u8],
-    /// Whether it says that it is longer.
+    /// Whether the submessage claims to be longer than it is.
     is_cut: bool,
 }
 
 impl<'m> Submessage<'m> {
-    /// Splits bytes that are known to be a submessage.
+    /// Parses bytes that are known to be a submessage.
     fn of(bytes: &'m [u8]) -> Self {
         Submessage {
             kind: bytes[0],
@@ -275,13 +276,13 @@ impl<'m> Submessage<'m> {
     }
 }
 
-/// The submessages of a message. What is too short for one is none.
+/// The submessages of a message. A rest that is too short for one is ignored.
 struct Submessages<'m> {
     left: &'m [u8],
 }
 
 impl<'m> Submessages<'m> {
-    /// The message must be as long as a header.
+    /// Creates the iterator. The message must be at least as long as a header.
     fn of(payload: &'m [u8]) -> Self {
         Submessages {
             left: &payload[HEADER_BYTES..],
@@ -295,7 +296,7 @@ impl<'m> Iterator for Submessages<'m> {
     fn next(&mut self) -> Option<Self::Item> {
         let (kind, flags) = (*self.left.first()?, *self.left.get(1)?);
         let length = usize::from(short(self.left, 2, flags & 1 != 0)?);
-        // The last submessage may say 0 for 'to the end', unless its own length can be 0.
+        // The last submessage may have length 0 for 'to the end', unless 0 is a valid length of its kind.
         let to_end = length == 0 && kind != PAD && kind != INFO_TS;
         let (is_cut, bytes) = match self.left.get(..4 + length) {
             Some(bytes) if !to_end => (false, bytes),

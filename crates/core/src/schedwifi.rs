@@ -2,8 +2,8 @@
 //!
 //! [`st_window`] is the time reserved for one message of a control flow: room for every retransmission between two
 //! guards. [`Schedule`] places the windows of all flows one after another within the cycle in which their periods
-//! repeat. It widens each window on both sides by the bound on clock skew, and delays those that would overlap. A robot
-//! feeds its gate with these windows instead of predicted ones. This is time-aware shaping on stock hardware, as Deng
+//! repeat. It widens each window on both sides by the bound on clock skew, and delays those that would overlap. A
+//! robot's gate uses these windows instead of predicted ones. This is time-aware shaping on stock hardware, as Deng
 //! 2022 emulates it.
 //!
 //! Left out: distributing the schedule and synchronising the clocks, which the baseline takes as given.
@@ -17,7 +17,7 @@ const GUARD: Duration = Duration::from_micros(25);
 /// The maximum number of windows in a cycle.
 pub const SLOTS_MAX: usize = 65_536;
 
-/// Eq. 4: the window for one message of `bytes` at `bandwidth_bps` bits per second. It covers `retries`
+/// Returns the window for one message of `bytes` at `bandwidth_bps` bits per second (eq. 4). It covers `retries`
 /// retransmissions, each of which takes the message, two `sifs` and an acknowledgement of `tx_ack`. With zero bandwidth
 /// the window is infinite, and no schedule accepts it.
 pub fn st_window(bytes: u64, bandwidth_bps: f64, sifs: Duration, tx_ack: Duration, retries: u32) -> Duration {
@@ -35,24 +35,24 @@ pub struct ScheduledFlow {
     pub flow: FlowId,
     /// Time between two messages.
     pub period: Duration,
-    /// When its first message is due, relative to the schedule's origin.
+    /// When the first message is due, relative to the schedule's origin.
     pub phase: Duration,
     /// The window that one message needs, from [`st_window`].
     pub length: Duration,
 }
 
-/// A flow's window as laid, skew included, relative to the start of the cycle.
+/// A flow's window as placed, including skew, relative to the start of the cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     /// The flow.
     pub flow: FlowId,
     /// When the window begins.
     pub start: Duration,
-    /// Its length; the last window may extend into the next cycle.
+    /// The length. The last window may extend into the next cycle.
     pub length: Duration,
 }
 
-/// Why a schedule is impossible.
+/// The reason why a schedule is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleError {
     /// The windows leave no time for anything else.
@@ -90,7 +90,7 @@ impl std::fmt::Display for ScheduleError {
 
 impl std::error::Error for ScheduleError {}
 
-/// The ST windows of a team, for ever.
+/// The ST windows of a team, repeated forever.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
     origin: Instant,
@@ -135,23 +135,23 @@ impl Schedule {
         })
     }
 
-    /// The windows of one cycle, ordered by start.
+    /// Returns the windows of one cycle, ordered by start.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// The same plan on another clock, which shows `origin` where the plan's own shows its origin.
+    /// Returns the same plan on another clock, which shows `origin` when the plan's own clock shows the plan's origin.
     #[must_use]
     pub fn with_origin(self, origin: Instant) -> Self {
         Schedule { origin, ..self }
     }
 
-    /// The period after which the windows repeat.
+    /// Returns the period after which the windows repeat.
     pub fn cycle(&self) -> Duration {
         self.cycle
     }
 
-    /// The reserved share of time.
+    /// Returns the reserved share of time.
     pub fn share(&self) -> f64 {
         let reserved = self.slots.iter().fold(Duration::ZERO, |sum, s| sum + s.length);
         if self.slots.is_empty() {
@@ -161,7 +161,8 @@ impl Schedule {
         }
     }
 
-    /// The window that contains `now`, or the next one; adjacent windows count as one. `None` without flows. O(log n).
+    /// Returns the window that contains `now`, or the next one; adjacent windows count as one. `None` without flows.
+    /// O(log n).
     pub fn window_at_or_after(&self, now: Instant) -> Option<Window> {
         let last = *self.spans.last()?;
         let cycle = self.cycle.as_nanos();
@@ -192,7 +193,7 @@ impl Schedule {
     }
 }
 
-/// The least common multiple of the periods, if its number of windows is within the limit.
+/// Returns the least common multiple of the periods, if its number of windows is within the limit.
 fn common_cycle(flows: &[ScheduledFlow]) -> Result<Duration, ScheduleError> {
     let mut cycle: u64 = 1;
     for f in flows {
@@ -217,8 +218,8 @@ fn common_cycle(flows: &[ScheduledFlow]) -> Result<Duration, ScheduleError> {
     Ok(Duration::from_nanos(cycle))
 }
 
-/// Delays each window that would begin before the previous one has ended, cyclically. What does not fit at the cycle's
-/// end delays windows at its beginning, so two rounds are enough.
+/// Delays each window that would begin before the previous one has ended, cyclically. Windows that do not fit at the
+/// cycle's end delay windows at its beginning, so two rounds are enough.
 fn push_back(slots: &mut [Slot], cycle: Duration) {
     let mut free_from = Duration::ZERO;
     for _ in 0..2 {

@@ -1,25 +1,27 @@
-//! Tells the starts of one robot apart, without any clock.
+//! Distinguishes the starts of one robot, without any clock.
 //!
 //! A start has a number that no other start of that robot has: a counter on its disk, and a random part. The counter
-//! alone would repeat after a wiped disk or a restored copy; with the random part, two starts with one counter differ
-//! except once in 65,536. A clock has no say: one that was in 2101 once, or is in 1970, changes nothing.
+//! alone would repeat after a wiped disk or a restored copy. With the random part, two starts with the same counter
+//! differ except once in 65,536. No clock is involved, so a clock that once was in 2101, or is in 1970, changes
+//! nothing.
 //!
-//! Listeners do not ask which number is greater. A number that is new begins a new start, and is heard at once.
-//! The one before it is over, and what still comes from it is late. If it still comes after [`LATE_MAX`], the earlier
-//! start has not ended: two robots run under one name, from one set of keys, such as after copying a machine's disk.
+//! Listeners do not compare which number is greater. A new number begins a new start, and is accepted at once. The
+//! start before it is over, and frames that still arrive from it are late. If frames still arrive after [`LATE_MAX`],
+//! the earlier start has not ended. Then two robots run under one name, with one set of keys, for example after a
+//! machine's disk was copied.
 //!
-//! Left out: which of two such robots is the right one. Both have its keys, so their operator has to say.
+//! Left out: which of the two robots is the right one. Both have the keys, so the operator has to say.
 
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-/// How many starts that are over are remembered.
+/// The number of ended starts that are remembered.
 const OVER_MAX: usize = 8;
 /// How long frames of a start may be on their way after it is over.
 pub const LATE_MAX: Duration = Duration::from_secs(5);
 const RANDOM_BITS: u32 = 16;
 
-/// The number of a start. `counter` counts the starts on this disk; `None` if it cannot be kept there.
+/// Returns the number of a start. `counter` counts the starts on this disk; `None` if it cannot be kept there.
 pub fn number(counter: Option<u16>, random: u32) -> u32 {
     counter.map_or(random, |counter| {
         u32::from(counter) << RANDOM_BITS | (random & ((1 << RANDOM_BITS) - 1))
@@ -29,11 +31,11 @@ pub fn number(counter: Option<u16>, random: u32) -> u32 {
 /// How a frame's start relates to the newest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// It is the newest.
+    /// The newest start.
     Same,
-    /// It is the newest from now on.
+    /// A new start, which is the newest from now on.
     New,
-    /// It is over.
+    /// A start that is over.
     Over,
 }
 
@@ -41,19 +43,19 @@ pub enum Start {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Starts {
     newest: Option<u32>,
-    /// Those that are over, the first `count`; the oldest is replaced at `next`.
+    /// The ended starts, in the first `count` places. The oldest is replaced at `next`.
     over: [u32; OVER_MAX],
     count: u8,
     next: u8,
 }
 
 impl Starts {
-    /// The newest start.
+    /// Returns the newest start.
     pub fn newest(&self) -> Option<u32> {
         self.newest
     }
 
-    /// A frame of this start came.
+    /// Records a frame of a start. Returns how that start relates to the newest.
     pub fn on_heard(&mut self, start: u32) -> Start {
         if self.newest == Some(start) {
             return Start::Same;
@@ -70,7 +72,7 @@ impl Starts {
     }
 }
 
-/// Notices that two robots run under one name.
+/// The state that detects two robots under one name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Twins {
     /// When the newest start was first heard.
@@ -78,7 +80,7 @@ pub struct Twins {
 }
 
 impl Twins {
-    /// A frame was heard. Returns whether it shows that an earlier start still runs.
+    /// Records a frame. Returns whether it shows that an earlier start still runs.
     pub fn on_heard(&mut self, start: Start, now: Instant) -> bool {
         if start == Start::New {
             self.since = Some(now);
@@ -118,7 +120,8 @@ mod tests {
             }
         }
 
-        /// Two robots that speak in turns are noticed each time; one that restarts is not, however late its last frames.
+        /// Two robots that send in turns are detected each time. A robot that restarts is not, however late its last
+        /// frames arrive.
         #[test]
         fn a_twin_is_noticed(gap_ms in 1u64..4_000, rounds in 3u64..50) {
             let at = |ms: u64| Instant::ZERO + Duration::from_millis(ms);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Duration(u64);
 
-/// A point of time: nanoseconds since the origin of the clock that it was read from.
+/// A point in time: nanoseconds since the origin of the clock that it was read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Instant(u64);
 
@@ -22,43 +22,43 @@ impl Duration {
     /// The longest representable span, about 584 years.
     pub const MAX: Duration = Duration(u64::MAX);
 
-    /// A span of whole nanoseconds.
+    /// Returns a span of whole nanoseconds.
     pub const fn from_nanos(ns: u64) -> Self {
         Duration(ns)
     }
-    /// A span of whole microseconds.
+    /// Returns a span of whole microseconds.
     pub const fn from_micros(us: u64) -> Self {
         Duration(us.saturating_mul(1_000))
     }
-    /// A span of whole milliseconds.
+    /// Returns a span of whole milliseconds.
     pub const fn from_millis(ms: u64) -> Self {
         Duration(ms.saturating_mul(1_000_000))
     }
-    /// A span of whole seconds.
+    /// Returns a span of whole seconds.
     pub const fn from_secs(s: u64) -> Self {
         Duration(s.saturating_mul(1_000_000_000))
     }
-    /// A span from seconds as a float, rounded to the nanosecond. Negative and NaN become zero.
+    /// Converts seconds to a span, rounded to the nanosecond. Negative values and NaN become zero.
     pub fn from_secs_f64(s: f64) -> Self {
         Duration((s * 1e9).round() as u64)
     }
-    /// Whole nanoseconds.
+    /// Returns whole nanoseconds.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
-    /// Microseconds as a float.
+    /// Returns microseconds as a float.
     pub fn as_micros_f64(self) -> f64 {
         self.0 as f64 / 1e3
     }
-    /// Milliseconds as a float.
+    /// Returns milliseconds as a float.
     pub fn as_millis_f64(self) -> f64 {
         self.0 as f64 / 1e6
     }
-    /// Seconds as a float.
+    /// Returns seconds as a float.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-    /// This span minus `other`, or zero if `other` is longer.
+    /// Returns this span minus `other`, or zero if `other` is longer.
     pub const fn saturating_sub(self, other: Duration) -> Duration {
         Duration(self.0.saturating_sub(other.0))
     }
@@ -70,19 +70,19 @@ impl Instant {
     /// Later than any event.
     pub const FAR_FUTURE: Instant = Instant(u64::MAX);
 
-    /// The instant `ns` nanoseconds after the clock's origin.
+    /// Returns the instant `ns` nanoseconds after the clock's origin.
     pub const fn from_nanos(ns: u64) -> Self {
         Instant(ns)
     }
-    /// Nanoseconds since the clock's origin.
+    /// Returns nanoseconds since the clock's origin.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
-    /// Seconds since the clock's origin as a float.
+    /// Returns the seconds since the clock's origin as a float.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-    /// The time from `earlier` to this instant, or zero if `earlier` is later.
+    /// Returns the time from `earlier` to this instant, or zero if `earlier` is later.
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration(self.0.saturating_sub(earlier.0))
     }

@@ -1,5 +1,5 @@
-//! The newest state of every robot, its age, and which robots are connected: the fleet tracker (Dust, sections III and
-//! IV).
+//! Decides which robots are connected, and the newest state of each and its age: the fleet tracker (Dust, sections III
+//! and IV).
 //!
 //! [`Tracker`] runs where the states are gathered, [`Reporter`] on every robot. They decide which robots are connected
 //! and on which topics they publish, which state is the newest, and the age and misses of each. The state itself
@@ -10,7 +10,7 @@
 //! whose tracker is silent, or does not know it, connects again. So both may restart, and robots may come and go.
 //!
 //! **Topics** (III). [`Topics::ManyToOne`]: all robots publish on one. [`Topics::OneToOne`]: each robot publishes on
-//! its own. In the paper the first loses states, because robots overwrite one another in a queue of length one. Here
+//! its own. In the paper, many-to-one loses states, because robots overwrite each other in a queue of length one. Here
 //! each robot has its own slot in either case, so the choice affects only the number of subscriptions.
 //!
 //! **Time stamps** (IV-A). T1: the robot created its state. T2: the tracker received it. T3: it was put on the list.
@@ -18,7 +18,7 @@
 //! externally. Here each robot estimates the tracker's clock by exchanges, as NTP does, uses the one with the shortest
 //! round trip, and states the error bound.
 //!
-//! **Misses** (IV-B). A robot that was on the previous list and has no newer state on this one has missed its update.
+//! **Misses** (IV-B). A robot that was on the previous list and has no newer state on this list has missed its update.
 //!
 //! Left out: what the list is used for (visualisation, control), history, and interpolation between states.
 
@@ -53,7 +53,7 @@ pub struct TrackerConfig {
     pub topics: Topics,
     /// The interval between lists.
     pub period: Duration,
-    /// After this long a silence, the other side counts as gone. Use several times `sync`.
+    /// The silence after which the other side counts as gone. Use several times `sync`.
     pub silence: Duration,
     /// The interval at which a reporter compares clocks, and repeats unanswered requests.
     pub sync: Duration,
@@ -62,7 +62,7 @@ pub struct TrackerConfig {
 }
 
 impl Default for TrackerConfig {
-    /// Values for states every 33 ms.
+    /// Returns values for states every 33 ms.
     fn default() -> Self {
         TrackerConfig {
             topics: Topics::OneToOne,
@@ -74,7 +74,7 @@ impl Default for TrackerConfig {
     }
 }
 
-/// When a message of a robot came to the tracker and was answered, for comparing clocks.
+/// When a robot's message arrived at the tracker and was answered, for comparing clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Answer {
     /// When the robot sent the message being answered, on its clock.
@@ -88,14 +88,14 @@ pub struct Answer {
 /// A message between tracker and reporter, other than states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message {
-    /// Robot to tracker: request to connect.
+    /// From robot to tracker: requests to connect.
     Connect {
-        /// The robot's start number, which no other of its starts has.
+        /// The robot's start number, which differs from those of its other starts.
         incarnation: u32,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,
     },
-    /// Tracker to robot: publish on `topic`.
+    /// From tracker to robot: publish on `topic`.
     Accept {
         /// The start number of the accepted robot.
         incarnation: u32,
@@ -104,41 +104,41 @@ pub enum Message {
         /// For comparing clocks.
         answer: Answer,
     },
-    /// Tracker to robot: the table is full.
+    /// From tracker to robot: the table is full.
     Refuse {
         /// The start number of the refused robot.
         incarnation: u32,
     },
-    /// Robot to tracker: still present; asks for the tracker's time.
+    /// From robot to tracker: the robot is still present, and asks for the tracker's time.
     Sync {
         /// The robot's start number.
         incarnation: u32,
         /// When this was sent, on the robot's clock.
         sent_at: Instant,
     },
-    /// Tracker to robot: the answer to [`Message::Sync`].
+    /// From tracker to robot: the answer to [`Message::Sync`].
     Synced {
         /// The start number of the robot that asked.
         incarnation: u32,
         /// For comparing clocks.
         answer: Answer,
     },
-    /// Tracker to robot: not connected.
+    /// From tracker to robot: the robot is not connected.
     Unknown {
         /// The start number of the unknown robot.
         incarnation: u32,
     },
-    /// Robot to tracker: leaving.
+    /// From robot to tracker: the robot leaves.
     Leave {
         /// The start number of the robot that leaves.
         incarnation: u32,
     },
 }
 
-/// When one state passed each point, all on the tracker's clock (Dust, figure 3).
+/// When a state passed each point, all on the tracker's clock (Dust, figure 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
-    /// T1, as the robot estimates it on the tracker's clock. `None` until it has compared clocks.
+    /// T1, as the robot estimates it on the tracker's clock. `None` until the robot has compared clocks.
     pub created_at: Option<Instant>,
     /// The error bound of T1.
     pub error: Duration,
@@ -149,14 +149,14 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// The data age at `used_at`, T4: T4 - T1. Zero if, by the clocks, the state is used before it was created. `None`
-    /// if T1 is unknown. A user on another machine first converts its time to the tracker's with
+    /// Returns the data age at `used_at` (T4): T4 - T1. Zero if, by the clocks, the state is used before it was
+    /// created. `None` if T1 is unknown. A user on another machine first converts its time to the tracker's with
     /// [`OffsetEstimate::offset`].
     pub fn age(&self, used_at: Instant) -> Option<Duration> {
         self.created_at.map(|created_at| used_at.since(created_at))
     }
 
-    /// The components of the age, T2 - T1, T3 - T2 and T4 - T3 (Dust, figures 4 to 6). The first behaves like
+    /// Returns the components of the age: T2 - T1, T3 - T2 and T4 - T3 (Dust, figures 4 to 6). The first behaves like
     /// [`Stamps::age`].
     pub fn legs(&self, used_at: Instant) -> (Option<Duration>, Duration, Duration) {
         let on_the_way = self.created_at.map(|created_at| self.received_at.since(created_at));
@@ -180,7 +180,7 @@ pub struct Updates {
 }
 
 impl Updates {
-    /// The update-miss ratio, 0 to 1.
+    /// Returns the update-miss ratio, 0 to 1.
     pub fn miss_ratio(&self) -> f64 {
         if self.due == 0 {
             return 0.0;
@@ -189,7 +189,7 @@ impl Updates {
     }
 }
 
-/// The action that sends `message` to `to`.
+/// Returns the action that sends `message` to `to`.
 fn reply(to: RobotId, message: Message) -> TrackerAction {
     TrackerAction::Send { to, message }
 }

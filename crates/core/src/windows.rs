@@ -1,35 +1,35 @@
-//! When bulk must not sit in the WNIC: the preemption controller (001, section IV-B).
+//! Decides when bulk must not be in the WNIC: the preemption controller (Deng 2022, section IV-B).
 //!
 //! [`WindowPlanner`] keeps the arrival models of many control flows and publishes one protection window at a
 //! time: the earliest expected arrival, merged with every other that begins before it ends. When a window ends,
-//! the next is computed from the models as they then are and published.
+//! the next is computed from the models at that time and published.
 //!
-//! The paper extends each window by a constant after merging; here each arrival's end is extended before, which
-//! covers the same time and leaves no next window that begins inside the one before it.
+//! The paper extends each window by a constant after merging. Here each arrival's end is extended before merging. This
+//! covers the same time, and no next window begins inside the previous one.
 //!
 //! Beyond the paper:
 //!
-//! - Flows of other robots are planned for by the [`TimeModel`] that they told, widened on both sides by the uncertainty
-//!   between the clocks.
-//! - A message without a period, such as the leader's command, can be announced once from its cause.
-//! - `early_release`: the window ends once every message that it was opened for has left the WNIC, and goes on while
-//!   some have come and not all have left. Many robots' messages, or one of many packets, take longer on the air than
-//!   any constant extension. Another robot's message, which is heard only when it is through, is taken to be on its
-//!   way, unless none came in [`MISSED_MAX`] windows in a row.
-//! - Windows can be kept to a share of the time, so that many flows at different phases do not starve bulk.
+//! - Flows of other robots are planned by the [`TimeModel`] that those robots sent, widened on both sides by the
+//!   uncertainty between the clocks.
+//! - A message without a period, such as the leader's command, can be announced once its cause is known.
+//! - `early_release`: the window ends once every message that it was opened for has left the WNIC, and continues while
+//!   some have arrived and not all have left. Messages of many robots, or a message of many packets, take longer on the
+//!   air than any constant extension. Another robot's message, which is heard only after it has left, counts as on its
+//!   way, unless none arrived in [`MISSED_MAX`] consecutive windows.
+//! - Windows can be limited to a share of the time, so that many flows at different phases do not starve bulk.
 //! - A window that has not begun is replaced if another flow's message becomes expected before or in it.
 //!
-//! Left out: translating another robot's clock (models must be on this robot's), and telling models over the air.
+//! Left out: converting from another robot's clock (models must be on this robot's), and sending models over the air.
 
 use crate::arrival::{Arrival, ArrivalConfig, ArrivalModel, TimeModel};
 use crate::{Duration, FlowId, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// If another robot's message failed to come in this many windows in a row, no window goes on for it.
+/// Number of consecutive windows without another robot's message, after which no window continues for it.
 pub const MISSED_MAX: u32 = 2;
 
-/// A span of time in which bulk must not sit in the WNIC: from `start` until before `end`.
+/// A span of time in which bulk must not be in the WNIC: from `start` until before `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// t1.
@@ -49,13 +49,13 @@ impl Window {
 /// An action for the gate's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowAction {
-    /// Give this window to the gate, in place of the one before; then the gate resumes the queue.
+    /// Pass this window to the gate, in place of the previous one. The gate then resumes the queue.
     Set(Window),
-    /// Nothing is expected: give the gate [`Window::NONE`].
+    /// Nothing is expected: pass [`Window::NONE`] to the gate.
     Clear,
 }
 
-/// How windows are made.
+/// The settings of a planner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannerConfig {
     /// How much longer than the expected arrival a window lasts.
@@ -64,12 +64,12 @@ pub struct PlannerConfig {
     pub early_release: bool,
     /// The maximum number of flows, including other robots'.
     pub flows_max: usize,
-    /// Share of the time that windows may take, above 0 to 1. A window lasts at most this share of the shortest period
-    /// in it, and none begins that would bring windows above their share.
+    /// The share of time that windows may take, above 0 and up to 1. A window lasts at most this share of the shortest
+    /// period in it, and none begins that would bring windows above their share.
     pub share_max: f64,
 }
 
-/// The planner has as many flows as it may.
+/// The planner already has the maximum number of flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyFlows {
     /// The configured bound.
@@ -90,14 +90,14 @@ impl std::error::Error for TooManyFlows {}
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Source {
-    /// Boxed: a model is large, and most flows of a big team are others'.
+    /// Boxed, because a model is large, and most flows in a big team are others'.
     Own(Box<ArrivalModel>),
     Shared {
         model: TimeModel,
         uncertainty: Duration,
         seen_until: Instant,
     },
-    /// Announced from its cause, one message at a time.
+    /// Announced once its cause is known, one message at a time.
     Announced(Option<Arrival>),
 }
 
@@ -107,11 +107,11 @@ struct Flow<K> {
     source: Source,
     /// The arrival that the current window covers.
     covered: Option<Arrival>,
-    /// Whether the message of that arrival has come.
+    /// Whether the message of that arrival has been seen.
     seen: bool,
-    /// Complete windows in a row in which it did not come.
+    /// The number of consecutive complete windows in which the message did not arrive.
     missed: u32,
-    /// Messages that have come and not yet left the WNIC.
+    /// The number of messages that have entered the WNIC and not yet left.
     in_wnic: u32,
 }
 
@@ -144,8 +144,8 @@ impl<K> Flow<K> {
         }
     }
 
-    /// Whether a message made at `made_at` is the one that the current window covers, and not an earlier one that
-    /// came late, after the window had been planned.
+    /// Returns whether a message made at `made_at` is the one that the current window covers, rather than an earlier
+    /// one that arrived late, after the window had been planned.
     fn covers(&self, made_at: Instant) -> bool {
         self.covered.is_some_and(|arrival| {
             self.period()
@@ -153,8 +153,8 @@ impl<K> Flow<K> {
         })
     }
 
-    /// Whether the whole interval of the covered message lay before the window's end. A window that was cut short says
-    /// nothing about a message that comes later.
+    /// Returns whether the whole interval of the covered message lay before the window's end. A window that was cut
+    /// short says nothing about a message that arrives later.
     fn was_awaited_in(&self, window: Window) -> bool {
         self.covered.is_some_and(|arrival| arrival.end() <= window.end)
     }
@@ -172,20 +172,20 @@ struct Expected {
     flow: usize,
 }
 
-/// Plans the protection windows of one WNIC, for flows identified by `K`.
+/// The state machine that plans the protection windows of one WNIC, for flows identified by `K`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WindowPlanner<K = FlowId> {
     config: PlannerConfig,
-    /// Sorted by id.
+    /// The flows, sorted by id.
     flows: Vec<Flow<K>>,
     window: Option<Window>,
-    /// How far the window may be extended while its messages are on their way.
+    /// The latest end to which the window may be extended while its messages are on their way.
     limit: Instant,
     clock: Instant,
-    /// How many flows the window covers, and how many of them are not through.
+    /// The number of flows that the window covers, and of those whose messages have not left.
     covered: usize,
     waited_for: usize,
-    /// Time that windows may still take, as of `credit_at`; it grows back at the rate of their share.
+    /// The time that windows may still take, as of `credit_at`. It grows at the rate of their share.
     credit_ns: f64,
     credit_at: Instant,
     outbox: VecDeque<WindowAction>,
@@ -193,7 +193,7 @@ pub struct WindowPlanner<K = FlowId> {
 }
 
 impl<K: Copy + Ord> WindowPlanner<K> {
-    /// A planner without flows.
+    /// Creates a planner without flows.
     pub fn new(config: PlannerConfig) -> Self {
         WindowPlanner {
             config,
@@ -210,13 +210,13 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// Plans for a control flow of this robot, learnt from its messages. A known flow starts anew.
+    /// Plans for a control flow of this robot, learnt from its messages. A known flow restarts.
     pub fn add_flow(&mut self, flow: K, config: ArrivalConfig) -> Result<(), TooManyFlows> {
         self.put(flow, Source::Own(Box::new(ArrivalModel::new(config))))
     }
 
     /// Plans for a flow of another robot by its model, given in this robot's clock to within `uncertainty`.
-    /// Telling it again replaces the model; the current window stays.
+    /// Another call replaces the model; the current window stays.
     pub fn set_shared(
         &mut self,
         flow: K,
@@ -250,8 +250,8 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
-    /// The next message of a flow is known from its cause, such as an inference that will end and send commands.
-    /// Announcing again replaces the announcement; a window that has begun stays.
+    /// Announces the next message of a flow, known from its cause, such as an inference that will end and send
+    /// commands. Another call replaces the announcement; a window that has begun stays.
     pub fn announce(&mut self, flow: K, arrival: Arrival, now: Instant) -> Result<(), TooManyFlows> {
         self.follow_clock(now);
         match self.find(flow) {
@@ -270,7 +270,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
-    /// The announced message is through, or not coming.
+    /// Withdraws an announcement, because its message has left or will not be sent.
     pub fn withdraw(&mut self, flow: K, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
@@ -285,8 +285,8 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// As [`WindowPlanner::set_shared`] for many flows at once, whose messages, made at the given instants of this
-    /// robot's clock, have been heard. Plans at most once.
+    /// Calls [`WindowPlanner::set_shared`] for many flows whose messages have been heard, made at the given instants of
+    /// this robot's clock. Plans at most once.
     pub fn hear_shared(
         &mut self,
         heard: impl IntoIterator<Item = (K, Option<TimeModel>, Instant)>,
@@ -339,12 +339,14 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// The flow's message came to the WNIC (or, for another robot's flow, was heard). Unknown flows are ignored.
+    /// Records that the flow's message entered the WNIC (or, for another robot's flow, was heard). Ignores unknown
+    /// flows.
     pub fn on_message(&mut self, flow: K, now: Instant) {
         self.came(flow, false, now);
     }
 
-    /// The same for a message that had to wait for something else ([`ArrivalModel::on_put_off`]).
+    /// Records a message like [`WindowPlanner::on_message`] that had to wait for something else
+    /// ([`ArrivalModel::on_put_off`]).
     pub fn on_put_off(&mut self, flow: K, now: Instant) {
         self.came(flow, true, now);
     }
@@ -370,7 +372,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.advance(at, now);
     }
 
-    /// The flow's message has left the WNIC for good, delivered or given up.
+    /// Records that the flow's message has left the WNIC, delivered or given up.
     pub fn on_message_sent(&mut self, flow: K, now: Instant) {
         self.follow_clock(now);
         let Ok(at) = self.find(flow) else { return };
@@ -380,7 +382,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// The time asked for by [`WindowPlanner::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline of [`WindowPlanner::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         if self.window.is_some_and(|w| now >= w.end) {
@@ -388,7 +390,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// The window's time is over: the next is planned, unless its messages are on their way.
+    /// Plans the next window at the end of this one, or extends this one while its messages are on their way.
     fn end_window(&mut self, now: Instant) {
         if let Some(window) = self.window.filter(|_| self.config.early_release && self.waited_for > 0) {
             let on_its_way = |flow: &Flow<K>| {
@@ -407,18 +409,18 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.plan(now);
     }
 
-    /// When the current window ends.
+    /// Returns when the current window ends.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.window.map(|w| w.end)
     }
 
-    /// The window published last, unless it has ended.
+    /// Returns the last published window, unless it has ended.
     pub fn window(&self) -> Option<Window> {
         self.window
     }
 
-    /// The flows whose messages the current window is for and that are not through yet.
+    /// Returns the flows that the current window is for and whose messages have not left yet.
     pub fn awaited(&self) -> impl Iterator<Item = K> + '_ {
         let awaited = self
             .flows
@@ -427,7 +429,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         awaited.map(|flow| flow.id)
     }
 
-    /// The model of an own flow, to tell other robots.
+    /// Returns the model of one of this robot's flows, to send to other robots.
     pub fn time_model(&self, flow: K) -> Option<TimeModel> {
         match &self.flows[self.find(flow).ok()?].source {
             Source::Own(model) => model.time_model(),
@@ -435,7 +437,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<WindowAction> {
         self.outbox.pop_front()
     }
@@ -468,7 +470,8 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         Ok(())
     }
 
-    /// Whether the window may end early: it covers some flow, and each that is not through is due later than now.
+    /// Returns whether the window may end early: it covers some flow, and each flow whose message has not left is due
+    /// later than now.
     fn is_nothing_due(&self, now: Instant) -> bool {
         let due = |flow: &Flow<K>| {
             let due = flow.covered.is_some_and(|arrival| arrival.start() <= now);
@@ -491,12 +494,12 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         self.waited_for = self.waited_for + waited_for_now - waited_for;
     }
 
-    /// A flow's expected arrival may have moved. Plans anew if there is no window, or if the flow falls into or before one
-    /// that has not begun.
+    /// Handles a possible change of a flow's expected arrival. Plans again if there is no window, or if the flow falls
+    /// into or before one that has not begun.
     fn advance(&mut self, at: usize, now: Instant) {
         let replan = match self.window {
             None => true,
-            // The deadline is only late.
+            // The call at the deadline is only late.
             Some(window) if now >= window.end => return self.end_window(now),
             Some(window) if now >= window.start => false,
             Some(window) => {
@@ -509,7 +512,7 @@ impl<K: Copy + Ord> WindowPlanner<K> {
         }
     }
 
-    /// Publishes the window of the next arrivals, merged as in section IV-B.
+    /// Publishes the window for the next arrivals, merged as in section IV-B.
     fn plan(&mut self, now: Instant) {
         let before = self.window.take();
         let share = self.config.share_max.clamp(f64::MIN_POSITIVE, 1.0);
@@ -577,14 +580,14 @@ impl<K: Copy + Ord> WindowPlanner<K> {
             now <= window.start && window.start <= window.end,
             "a window in the past"
         );
-        // A window without length would end at once and be planned anew at the same instant, for ever.
+        // A window without length would end at once and be planned again at the same instant, forever.
         window.end = window.end.max(now + Duration::from_nanos(1));
         self.window = Some(window);
         self.publish(WindowAction::Set(window));
     }
 
-    /// A window took `lasted`. Credit for up to a share of one period can be saved: a window for perceptions and one for
-    /// commands need no rest between them.
+    /// Charges a window that lasted `lasted`. Credit for up to a share of one period can be saved, so that a window for
+    /// perceptions and one for commands need no rest between them.
     fn spend_credit(&mut self, lasted: Duration, share: f64, now: Instant) {
         let period = self.flows.iter().filter_map(Flow::period).min();
         let most = period.map_or(0.0, |period| period.as_nanos() as f64 * share);
@@ -594,12 +597,12 @@ impl<K: Copy + Ord> WindowPlanner<K> {
     }
 
     fn publish(&mut self, action: WindowAction) {
-        // Only the newest matters: it replaces any that the gate has not been told.
+        // Only the newest action matters. It replaces any that the gate has not received.
         self.outbox.clear();
         self.outbox.push_back(action);
     }
 
-    /// After a step back of the clock the window lies far ahead: drops it, and the models start again.
+    /// Drops the window after the clock has stepped back, because it lies far ahead, and plans again.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock > now;
         self.clock = now;
@@ -662,7 +665,7 @@ mod tests {
     fn windows_leave_bulk_its_share_of_the_time() {
         let mut p = planner(false);
         p.config.share_max = 0.4;
-        // Half-widths of 14 ms on flows that are due all through the period: merged, they would never end.
+        // Half-widths of 14 ms on flows that are due throughout the period. Merged, they would never end.
         (0..3).for_each(|flow| shared(&mut p, flow, 20 + 10 * u64::from(flow), 14));
         let (mut now, mut inside) = (at(0), Duration::ZERO);
         while now < at(3_000) {
@@ -679,7 +682,7 @@ mod tests {
     fn a_window_that_is_cut_off_counts_no_message_as_missed() {
         let mut p = planner(true);
         p.config.share_max = 0.5;
-        // [6, 34] and so on, of which a window of 15 ms is left; the messages come at the interval's end.
+        // [6, 34] and so on, of which a window of 15 ms is left. The messages arrive at the interval's end.
         shared(&mut p, 1, 20, 14);
         for period in 0..20 {
             let comes_at = at(33 + 30 * period);
@@ -773,7 +776,7 @@ mod tests {
         shared(&mut p, 1, 10, 2);
         shared(&mut p, 2, 13, 2);
         shared(&mut p, 3, 20, 1);
-        // [8, 12] and [11, 15] merge and are extended by 2 ms; [19, 21] stands alone.
+        // [8, 12] and [11, 15] merge and are extended by 2 ms; [19, 21] stays separate.
         assert_eq!(
             set(&mut p),
             Window {
@@ -988,8 +991,8 @@ mod tests {
     }
 
     proptest! {
-        /// Windows are never in the past, never overlap the one before (unless that had not begun, was released early, or
-        /// goes on), and the planner never asks for the same instant twice without end.
+        /// Windows are never in the past, and never overlap the previous one (unless that had not begun, was released
+        /// early, or continues). The planner never requests the same instant endlessly.
         #[test]
         fn windows_never_overlap_and_never_lie_in_the_past(
             flows in prop::collection::vec((0..60u64, 1..60u64, 0..20u64, 0..20u64), 0..8),

@@ -1,51 +1,53 @@
-//! ROS 2 over Zenoh: by which connection a message goes from one robot's router to another's.
+//! Decides, for ROS 2 over Zenoh, which connection carries a message from one robot's router to another's.
 //!
-//! Within one connection nothing can be parted from outside. So the routers of two robots have several, one for each
-//! [`Link`], which differ in Zenoh's priorities, and each is a TCP flow of its own in the path of [`crate::protect`]. A router
-//! changes the priority of what it sends, by [`overwrites`]:
+//! The messages within one connection cannot be separated from outside. So the routers of two robots have several
+//! connections, one for each [`Link`], with different Zenoh priorities. Each is a separate TCP flow in the path of
+//! [`crate::protect`]. A router changes the priority of its messages by [`overwrites`]:
 //!
-//! 1. A [`Rule`] of the team file that names a topic and nothing else.
+//! 1. A [`Rule`] of the team file that names only a topic.
 //! 2. The priority that the program set, if it is not Zenoh's default. `rmw_zenoh` sets none.
-//! 3. The length of the message: up to 4 kB it is control, above 64 kB bulk. These are the bounds of [`crate::protect`].
+//! 3. The length of the message: up to 4 kB it is control, above 64 kB bulk. [`crate::protect`] has the same bounds.
 //!
-//! Requests, and replies, which have the priority of their request, fall under rules alone: nobody knows yet how long the
-//! reply will be.
+//! Only rules apply to requests, and to replies, which have the priority of their request, because the length of the
+//! reply is not known yet.
 //!
-//! A key of `rmw_zenoh` is `<domain>/<name>/<type>/<hash>`, where the name has no '/' in front, as in
+//! A key of `rmw_zenoh` is `<domain>/<name>/<type>/<hash>`. The name has no leading '/', as in
 //! `0/camera/left/sensor_msgs::msg::dds_::Image_/RIHS01_...` (rmw_zenoh, docs/design.md).
 //!
-//! Left out: the times at which messages come. A router of Zenoh shows nobody what it passes on, so regular messages cannot be
-//! told from others, and all small ones share a connection. Rules with further conditions, such as a port.
+//! Left out: the times at which messages arrive. A Zenoh router does not show what it forwards, so regular messages
+//! cannot be distinguished from others, and all small ones share a connection. Also left out: rules with further
+//! conditions, such as a port.
 
 use crate::protect::{Class, Rule};
 
 /// The longest control message and the shortest bulk message, in bytes of payload.
 const SMALL_BYTES_MAX: u64 = 4 << 10;
 const LARGE_BYTES_MIN: u64 = (64 << 10) + 1;
-/// Zenoh's priorities; 0 is the most urgent, and for Zenoh's own declarations.
+/// Zenoh's priorities. 0 is the most urgent, and is for Zenoh's own declarations.
 const REAL_TIME: u8 = 1;
 const INTERACTIVE_HIGH: u8 = 2;
 const DATA: u8 = 5;
 const DATA_LOW: u8 = 6;
-/// Each `*` of a pattern doubles its key expressions.
+/// Maximum number of `*` in a pattern. Each doubles the number of key expressions.
 const STARS_MAX: usize = 6;
 
-/// A connection between two routers, of which there is one for reliable messages and one for the others.
+/// A kind of connection between two routers: one for reliable messages and one for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Link {
-    /// Of Zenoh's declarations and of control.
+    /// For Zenoh's declarations and control.
     Control,
-    /// Of whatever is neither control nor bulk.
+    /// For messages that are neither control nor bulk.
     Ordinary,
-    /// Of bulk.
+    /// For bulk.
     Bulk,
 }
 
 impl Link {
-    /// All of them.
+    /// All links.
     pub const ALL: [Link; 3] = [Link::Control, Link::Ordinary, Link::Bulk];
 
-    /// Zenoh's priorities that it carries, first and last. Together, all links carry all of them.
+    /// Returns the first and last of Zenoh's priorities that the link carries. Together, the links carry all
+    /// priorities.
     pub const fn priorities(self) -> (u8, u8) {
         match self {
             Link::Control => (0, 3),
@@ -55,43 +57,44 @@ impl Link {
     }
 }
 
-/// A change of what a router sends. If several match a message, the later one holds.
+/// A change of the messages that a router sends. If several match a message, the last one applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overwrite {
-    /// Key expressions, which need not be canonical; none stands for all keys.
+    /// The key expressions, which need not be canonical. No expression stands for all keys.
     pub keys: Vec<String>,
-    /// Lengths of payloads, both included, from 0 or to any length if absent.
+    /// The minimum and maximum length of payloads, inclusive; absent means no limit.
     pub bytes: (Option<u64>, Option<u64>),
-    /// Whether it holds for messages without a priority only.
+    /// Whether the change applies only to messages without a priority.
     pub unset: bool,
-    /// Whether requests are meant, too.
+    /// Whether the change applies to requests too.
     pub requests: bool,
-    /// What changes.
+    /// The change.
     pub to: To,
 }
 
-/// What a router changes.
+/// What a router changes in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     /// The priority.
     Priority(u8),
-    /// A message that may be dropped waits for room apart from what comes behind it, and those of its priority that come
-    /// meanwhile are dropped. If it kept the router waiting, it would delay all that its program sends.
+    /// The handling of full queues. A message that may be dropped waits for room separately from later messages, and
+    /// later ones of its priority are dropped meanwhile. If it kept the router waiting, it would delay everything that
+    /// its program sends.
     Aside,
 }
 
-/// Counts the batches of a TCP connection of Zenoh, each of which begins with its length.
+/// A counter of the batches in a TCP connection of Zenoh. Each batch begins with its length.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Batches {
     whole: u32,
-    /// The lower byte of a length whose upper one is to come.
+    /// The lower byte of a length whose upper byte is still missing.
     lower: Option<u8>,
-    /// Bytes missing from the current batch.
+    /// The number of bytes missing from the current batch.
     left: usize,
 }
 
 impl Batches {
-    /// More of the connection's bytes.
+    /// Adds bytes of the connection.
     pub fn add(&mut self, mut bytes: &[u8]) {
         while let Some((&byte, rest)) = bytes.split_first() {
             if self.left > 0 {
@@ -111,13 +114,13 @@ impl Batches {
         }
     }
 
-    /// Batches that are complete.
+    /// Returns the number of complete batches.
     pub fn whole(&self) -> u32 {
         self.whole
     }
 }
 
-/// What a router changes, by the rules of the team file; the index of a rule whose pattern is too complex.
+/// Returns what a router changes by the rules of the team file, or the index of a rule whose pattern is too complex.
 pub fn overwrites(rules: &[Rule]) -> Result<Vec<Overwrite>, usize> {
     let by_length = |bytes, to| Overwrite {
         keys: Vec::new(),
@@ -132,7 +135,7 @@ pub fn overwrites(rules: &[Rule]) -> Result<Vec<Overwrite>, usize> {
         by_length(large, To::Aside),
         by_length(large, To::Priority(DATA_LOW)),
     ];
-    // The first rule holds, so it comes last.
+    // The first rule applies, so it comes last.
     for (index, rule) in rules.iter().enumerate().rev() {
         let Some(topic) = named(rule) else { continue };
         let keys = key_expressions(topic).ok_or(index)?;
@@ -155,16 +158,17 @@ pub fn overwrites(rules: &[Rule]) -> Result<Vec<Overwrite>, usize> {
     Ok(all)
 }
 
-/// The topic that a rule names, if it names nothing else.
+/// Returns the topic that a rule names, if it names nothing else.
 fn named(rule: &Rule) -> Option<&str> {
     let more = rule.protocol.is_some() || rule.ports.is_some() || rule.to.is_some() || rule.dscp.is_some();
     rule.topic.as_deref().filter(|_| !more)
 }
 
-/// The key expressions of a rule's pattern, in which `*` stands for any characters: in ROS 2 if it begins with '/', as a key of
-/// Zenoh otherwise. Returns none if no key is like it, and `None` if there would be too many.
+/// Returns the key expressions of a rule's pattern, in which `*` stands for any characters. A pattern that begins with
+/// '/' is a name in ROS 2, any other a key of Zenoh. Returns an empty list if no key can match, and `None` if there
+/// would be too many.
 fn key_expressions(pattern: &str) -> Option<Vec<String>> {
-    // What means something in key expressions is in no name.
+    // Names never contain characters that are special in key expressions.
     if pattern.contains(['$', '#', '?']) {
         return Some(Vec::new());
     }
@@ -176,7 +180,7 @@ fn key_expressions(pattern: &str) -> Option<Vec<String>> {
     if pieces.len() > STARS_MAX + 1 {
         return None;
     }
-    // A star is within one chunk of the key, or reaches over several.
+    // A star covers part of one chunk of the key, or extends over several.
     let mut texts = vec![String::new()];
     for (index, piece) in pieces.iter().enumerate() {
         let gaps: &[&str] = if index == 0 { &[""] } else { &["\0", "\0/**/\0"] };
@@ -192,7 +196,7 @@ fn key_expressions(pattern: &str) -> Option<Vec<String>> {
     })
 }
 
-/// What stands between a pattern's stars, of which some in a row are one.
+/// Returns the pieces between a pattern's stars. Consecutive stars count as one.
 fn split_at_stars(name: &str) -> Vec<&str> {
     let mut pieces: Vec<&str> = name.split('*').collect();
     let last = pieces.len() - 1;
@@ -205,7 +209,8 @@ fn split_at_stars(name: &str) -> Vec<&str> {
     pieces
 }
 
-/// A key expression of a text in which zero bytes stand for the rest of a chunk; `None` if no key has such chunks.
+/// Returns the key expression for a text in which zero bytes stand for any part of a chunk; `None` if no key has these
+/// chunks.
 fn chunked(text: &str) -> Option<String> {
     let chunks: Option<Vec<String>> = text
         .split('/')
@@ -234,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Whether a key expression of Zenoh includes a key without wildcards, as its specification has it.
+    /// Returns whether a key expression of Zenoh includes a key without wildcards, by Zenoh's specification.
     fn includes(expression: &str, key: &str) -> bool {
         let expression: Vec<&str> = expression.split('/').collect();
         let key: Vec<&str> = key.split('/').collect();
@@ -358,7 +363,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a connection's bytes arrive, its batches are counted once they are complete.
+        /// Whatever pieces a connection's bytes arrive in, batches are counted once they are complete.
         #[test]
         fn batches_are_counted_wherever_they_are_cut(
             lengths in prop::collection::vec(0usize..600, 0..6),

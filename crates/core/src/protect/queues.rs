@@ -1,11 +1,13 @@
-//! Where packets wait: a queue for each flow, in one of two lanes. The flows of a lane share it by deficit round robin, and
-//! CoDel drops at the head of a flow whose packets wait too long.
+//! The queues in which packets wait: one for each flow, in one of three lanes. The flows of a lane share it by deficit
+//! round robin, and CoDel drops at the head of a flow whose packets wait too long.
 //!
-//! The bulk lane is held at times. CoDel there counts open time alone. What waited at the end of a hold longer than CoDel's
-//! interval is not counted at all: it may be a second's worth of packets, whose sender would be punished for the hold.
+//! The bulk lane is held at times. There, CoDel counts only the time in which the lane is open. Packets that waited at
+//! the end of a hold longer than CoDel's interval do not count at all. They may be a second's worth, and their sender
+//! would be punished for the hold.
 //!
-//! If there is no room for another packet in total, a flow of the longest ones loses its oldest packet, as in mac80211 up
-//! to Linux 5.10. A flow with too much loses the newest: its receiver cannot be told of a loss during a hold anyway.
+//! If there is no room for another packet in total, one of the longest flows loses its oldest packet, as in mac80211 up
+//! to Linux 5.10. A flow with too much loses the newest, because its receiver cannot learn of a loss during a hold
+//! anyway.
 //!
 //! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet.
 
@@ -16,35 +18,35 @@ use crate::{Duration, Instant};
 
 /// No packet.
 const NONE: u32 = u32::MAX;
-/// What a flow may send a round: one full packet with its Ethernet header.
+/// The number of bytes that a flow may send per round: one full packet with its Ethernet header.
 const QUANTUM: i64 = 1_514;
-/// The longest IP packet: what claims to be longer counts as that.
+/// The length of the longest IP packet. A packet that claims to be longer counts as this long.
 const PACKET_BYTES_MAX: u32 = 65_535;
-/// A waiting packet counts as this much at least, since it takes memory beside its bytes.
+/// The minimum that a waiting packet counts for, because it takes memory in addition to its bytes.
 const MEMORY_MIN: u32 = 256;
-/// Lists of flows by the logarithm of what they hold.
+/// The number of lists of flows, by the logarithm of their memory.
 const SIZES: usize = 32;
 
-/// What waits for what.
+/// A lane, by what its packets wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// For room below.
+    /// Room below the agent.
     Ordinary = 0,
-    /// For the permit and the gate, too.
+    /// Room, the permit and the gate.
     Bulk = 1,
-    /// For room below and for the end of a window: packets that carry nothing.
+    /// Room and the end of a window. For packets without payload.
     Empty = 2,
 }
 
 #[derive(Clone, Debug)]
 struct Waiting<P> {
-    /// `None` in a free place of the slab.
+    /// The packet; `None` in a free place of the slab.
     packet: Option<P>,
     head: Head,
     queued_at: Instant,
-    /// The same by the clock that stands still during holds.
+    /// The same on the clock that stops during holds.
     open_at: Instant,
-    /// Whether a piece of it has left: then CoDel does not drop the rest.
+    /// Whether a piece of the packet has left. Then CoDel does not drop the rest.
     begun: bool,
     next: u32,
 }
@@ -60,7 +62,7 @@ struct Queue {
     memory: u32,
     deficit: i64,
     codel: Codel,
-    /// Since when it has not been empty, by both clocks.
+    /// The time since which the queue has not been empty, on both clocks.
     since: Option<(Instant, Instant)>,
     dropped: u64,
 }
@@ -82,28 +84,28 @@ impl Queue {
     }
 }
 
-/// What waits in one flow's queue.
+/// The packets that wait in one flow's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
     pub packets: u32,
     pub bytes: u64,
-    /// For how long it has not been empty.
+    /// How long the queue has not been empty.
     pub standing: Duration,
-    /// The share of that in which bulk was held.
+    /// How much of that time bulk was held.
     pub held: Duration,
 }
 
 /// A packet that leaves its queue.
 #[derive(Debug)]
 pub(super) struct Taken<P> {
-    /// `None` if CoDel dropped it.
+    /// The packet; `None` if CoDel dropped it.
     pub packet: Option<P>,
     pub head: Head,
-    /// How long bulk was held while the queue was not empty, if it is now.
+    /// How long bulk was held while the queue was not empty, if the queue is empty now.
     pub emptied: Option<Duration>,
 }
 
-/// The queues of all flows, which are numbered from 0.
+/// The queues of all flows, which have zero-based numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Queues<P> {
     flow_memory_max: u32,
@@ -118,16 +120,16 @@ pub(super) struct Queues<P> {
     memory: u64,
     dropped: u64,
     open: bool,
-    /// When bulk was opened or held last.
+    /// When bulk was last opened or held.
     turned_at: Instant,
-    /// What the open clock showed then.
+    /// The time of the open clock then.
     open_at: Instant,
-    /// What waits since this time of the open clock, or longer, met a long hold.
+    /// Packets queued up to this time of the open clock were affected by a long hold.
     forgiven: Option<Instant>,
 }
 
 impl<P> Queues<P> {
-    /// Empty queues with bulk held; at most `flow_memory_max` bytes a flow, and `memory_max` in all.
+    /// Creates empty queues with bulk held, of at most `flow_memory_max` bytes per flow and `memory_max` in all.
     pub fn new(flow_memory_max: u32, memory_max: u32, codel: codel::Config) -> Self {
         Queues {
             flow_memory_max,
@@ -178,7 +180,7 @@ impl<P> Queues<P> {
         self.queues[flow as usize].packets == 0
     }
 
-    /// What the flow's queue holds.
+    /// Returns what the flow's queue holds.
     pub fn load(&self, flow: u32, now: Instant) -> Load {
         let queue = &self.queues[flow as usize];
         let (standing, open) = queue.since.map_or_else(Default::default, |(since, open_since)| {
@@ -192,22 +194,22 @@ impl<P> Queues<P> {
         }
     }
 
-    /// Packets of this flow that were dropped.
+    /// Returns the number of dropped packets of this flow.
     pub fn dropped_of(&self, flow: u32) -> u64 {
         self.queues[flow as usize].dropped
     }
 
-    /// Packets of all flows that were dropped.
+    /// Returns the number of dropped packets of all flows.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Where the flow's packets wait.
+    /// Returns the lane in which the flow's packets wait.
     pub fn lane(&self, flow: u32) -> Lane {
         self.queues[flow as usize].lane
     }
 
-    /// Moves the flow to a lane, with all that waits of it.
+    /// Moves the flow to a lane, with all its waiting packets.
     pub fn set_lane(&mut self, flow: u32, lane: Lane) {
         let queue = &mut self.queues[flow as usize];
         if queue.lane == lane {
@@ -219,7 +221,7 @@ impl<P> Queues<P> {
         }
     }
 
-    /// Queues a packet; gives it back if too much of the flow waits.
+    /// Queues a packet. Returns it if too much of the flow waits.
     pub fn push(&mut self, flow: u32, packet: P, head: Head, now: Instant) -> Result<(), P> {
         let bytes = head.bytes;
         let queue = &mut self.queues[flow as usize];
@@ -242,7 +244,8 @@ impl<P> Queues<P> {
             NONE => {
                 queue.first = at;
                 queue.since = Some((now, open_at));
-                // Debts of a packet above the quantum outlast an empty queue: otherwise it would have an advantage.
+                // Debts of a packet above the quantum outlast an empty queue. Otherwise the flow would have an
+                // advantage.
                 queue.deficit = queue.deficit.min(0) + QUANTUM;
                 self.rounds.append(queue.lane as usize, flow);
             }
@@ -276,13 +279,14 @@ impl<P> Queues<P> {
         }
     }
 
-    /// Whether packets wait in the lane.
+    /// Returns whether packets wait in the lane.
     pub fn waits(&self, lane: Lane) -> bool {
         self.rounds.first(lane as usize).is_some()
     }
 
-    /// Takes the flow's oldest packet, or drops it if CoDel says so. If `cut` takes a piece off the packet, of so many bytes, that
-    /// piece alone is taken or dropped, and the rest stays. `cut` is told whether it is to be dropped.
+    /// Takes the flow's oldest packet, or drops it if CoDel says so. If `cut` takes a piece off the packet, which it
+    /// returns with its bytes, only that piece is taken or dropped, and the rest stays. Its second argument says
+    /// whether the packet is to be dropped.
     pub fn take(
         &mut self,
         flow: u32,
@@ -360,7 +364,7 @@ impl<P> Queues<P> {
         Some(waiting)
     }
 
-    /// Puts the rest of a packet back; its flow's queue has been so since then.
+    /// Puts the rest of a packet back. The queue has not been empty since `since`.
     fn put_first(&mut self, flow: u32, waiting: Waiting<P>, since: Option<(Instant, Instant)>) {
         let bytes = waiting.head.bytes;
         let first = self.queues[flow as usize].first;
@@ -388,7 +392,7 @@ impl<P> Queues<P> {
         at
     }
 
-    /// Keeps the flow in the list of its size.
+    /// Moves the flow to the list of its size.
     fn sort(&mut self, flow: u32) {
         let size = self.queues[flow as usize]
             .memory

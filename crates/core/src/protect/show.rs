@@ -1,4 +1,4 @@
-//! Flows and classes in words.
+//! Displays flows and classes.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -53,7 +53,7 @@ impl fmt::Display for Flow {
     }
 }
 
-/// The flow, with its topic in place of the writer if that is known.
+/// Displays the flow, with its topic in place of the writer if that is known.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(topic) = &self.topic else {

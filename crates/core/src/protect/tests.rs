@@ -19,7 +19,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * MS)
 }
 
-/// A UDP flow of that number.
+/// Returns the UDP flow of this number.
 fn flow(number: u16) -> Flow {
     let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
     Flow {
@@ -50,7 +50,7 @@ fn ruled(class: Class, port: u16) -> Rule {
     }
 }
 
-/// Flow 0 is bulk by a rule, flow 1 control.
+/// Returns a configuration with rules that make flow 0 bulk and flow 1 control.
 fn config() -> Config {
     Config {
         rules: vec![ruled(Class::Bulk, 10_000), ruled(Class::Control, 10_001)],
@@ -81,7 +81,7 @@ fn queue(protect: &mut Protect<u32>, number: u16, packets: std::ops::Range<u32>,
     }
 }
 
-/// Takes bulk at about 60 Mbit/s until nothing is left; returns the packets.
+/// Takes bulk at about 60 Mbit/s until nothing is left. Returns the packets.
 fn drain(protect: &mut Protect<u32>, mut now: Instant) -> Vec<u32> {
     let mut out = Vec::new();
     while let Some((_, packet)) = protect.next(Class::Bulk, now) {
@@ -102,7 +102,7 @@ fn small_packets_of_bulk_go_at_once_unless_others_of_their_flow_wait() {
     assert_eq!(protect.on_packet(head(0, 256), 4, at(4)), Verdict::Pass(4));
 }
 
-/// Packets of a flow that carry nothing.
+/// Sends packets of a flow without payload.
 fn acknowledge(protect: &mut Protect<u32>, number: u16, packets: std::ops::Range<u32>) -> Vec<Verdict<u32>> {
     let empty = Head {
         message_bytes: Some(0),
@@ -303,7 +303,7 @@ fn marked_traffic_is_control_while_it_is_slow() {
         if !urgent {
             continue;
         }
-        // 12 Mbit/s: it is found out within 130 packets, and then keeps no class of its own.
+        // 12 Mbit/s: detected within 130 packets, after which the flow is ordinary.
         let mut sent = 1;
         let mut now = at(1);
         while let Verdict::Send { .. } = protect.on_packet(marked, (), now) {
@@ -342,13 +342,13 @@ fn a_marked_flow_that_was_fast_is_control_again_after_five_slow_seconds() {
         protect.on_packet(marked, 0, at(packet));
         protect.next(Class::Ordinary, at(packet));
     }
-    // 3 Mbit/s are below the bound, but not by half.
+    // 3 Mbit/s is below the bound, but not below half of it.
     for packet in 750..2_625 {
         protect.on_packet(marked, 0, at(4 * packet));
         protect.next(Class::Ordinary, at(4 * packet));
         assert_eq!(class_of(&protect, 0, at(4 * packet)).1, Reason::TooFast);
     }
-    // 0.4 Mbit/s are.
+    // 0.4 Mbit/s is.
     let slow = (0..400).find(|packet| {
         let now = at(10_500 + 30 * packet);
         protect.on_packet(marked, 0, now);
@@ -374,7 +374,7 @@ fn a_flow_gets_another_dscp_only_once_some_packets_in_a_row_have_it() {
     assert_eq!(status(&protect, 0, at(10_000)).dscp, 46);
 }
 
-/// A packet of a DDS writer.
+/// Returns a packet of a DDS writer.
 fn written(writer: u8, bytes: u32, message_bytes: u32) -> Head {
     Head {
         flow: Flow {
@@ -392,14 +392,14 @@ fn class_of_writer<P>(protect: &Protect<P>, writer: u8, now: Instant) -> (Class,
     (found.class, found.reason)
 }
 
-/// A pose at 30 Hz and images of 1 MB between the same ports, in fragments of which four come every millisecond.
+/// A pose at 30 Hz and images of 1 MB share the same ports. Four fragments of the images arrive every millisecond.
 #[test]
 fn writers_behind_one_port_part() {
     let mut protect = Protect::new(Config::default());
     for now in 0..2_000 {
         if now % 33 == 0 {
             protect.on_packet(written(1, 200, 150), 'p', at(now));
-            // Its heartbeats are no messages, whenever they come.
+            // Heartbeats are not messages, whenever they arrive.
             let heartbeat = at(now) + Duration::from_micros(now * 7_919 % 20_000);
             let sent = protect.on_packet(written(1, 80, 0), 'h', heartbeat);
             assert!(!matches!(sent, Verdict::Send { begins: true, .. }));
@@ -412,7 +412,7 @@ fn writers_behind_one_port_part() {
         while protect.next(Class::Ordinary, at(now)).is_some() {}
         while protect.next(Class::Bulk, at(now)).is_some() {}
         if now == 0 {
-            // Bulk at first sight.
+            // Bulk at once.
             assert_eq!(class_of_writer(&protect, 2, at(0)), (Class::Bulk, Reason::Large));
         }
     }
@@ -476,14 +476,14 @@ fn a_backlog_makes_a_flow_bulk_and_takes_what_waits_along() {
     queue(&mut protect, 5, 12..13, at(50));
     queue(&mut protect, 6, 10..11, at(50));
     assert_eq!(class_of(&protect, 5, at(50)), (Class::Bulk, Reason::Backlog));
-    // Ten full packets are no backlog yet.
+    // Ten full packets are not a backlog yet.
     assert_eq!(class_of(&protect, 6, at(50)), (Class::Ordinary, Reason::Undecided));
     assert_eq!(changes(&mut protect), [(Class::Bulk, Reason::Backlog)]);
     let numbers = drain(&mut protect, at(50));
     assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 11, 12]);
 }
 
-/// It is seen when the driver takes packets, too, as the program may send nothing more.
+/// A backlog is also detected when the driver takes packets, because the program may send nothing more.
 #[test]
 fn a_backlog_shows_without_new_packets() {
     let mut protect = Protect::new(Config::default());
@@ -493,7 +493,7 @@ fn a_backlog_shows_without_new_packets() {
     assert!(protect.has(Class::Bulk));
 }
 
-/// Sends messages of a flow that is bulk, one by one; returns after how many ms it was no longer.
+/// Sends messages of a bulk flow one by one. Returns after how many ms it was no longer bulk.
 fn until_no_bulk(held: impl Fn(u64) -> bool) -> Option<u64> {
     let mut protect = Protect::new(Config::default());
     queue(&mut protect, 5, 0..20, at(0));
@@ -513,7 +513,7 @@ fn until_no_bulk(held: impl Fn(u64) -> bool) -> Option<u64> {
 fn bulk_without_backlog_is_bulk_no_longer_after_some_seconds_in_which_it_could_send() {
     let free = until_no_bulk(|_| false).unwrap();
     assert!((5_000..5_200).contains(&free), "{free}");
-    // A quarter of the time open: four times as long, less what passed before a packet waited.
+    // Open for a quarter of the time: four times as long, less the time before a packet waited.
     let held = until_no_bulk(|now| now % 1_000 < 750).unwrap();
     assert!((16_000..22_000).contains(&held), "{held}");
     assert_eq!(until_no_bulk(|_| true), None);
@@ -601,7 +601,7 @@ fn a_flow_becomes_control_only_with_a_messages_first_packet() {
 #[test]
 fn a_hold_of_15_s_drops_nothing() {
     let mut protect = Protect::new(config());
-    // What waits before the hold, and what comes in it: in all 200 ms worth at 60 Mbit/s, twice as long as CoDel waits.
+    // The packets before the hold and those during it take 200 ms in all at 60 Mbit/s, twice as long as CoDel waits.
     protect.set_open(true, at(0));
     queue(&mut protect, 0, 0..500, at(0));
     protect.set_open(false, at(5));
@@ -611,7 +611,7 @@ fn a_hold_of_15_s_drops_nothing() {
     assert_eq!(protect.dropped(), 0);
 }
 
-/// Without a hold the same queue stands too long, and a short one does not hide that.
+/// Without a hold the same queue waits too long, and a short hold does not hide that.
 #[test]
 fn bulk_that_stands_while_it_may_leave_is_dropped() {
     for hold in [0, 100] {
@@ -626,7 +626,7 @@ fn bulk_that_stands_while_it_may_leave_is_dropped() {
     }
 }
 
-/// Windows hold bulk for some ms again and again: what waits through two of them has not waited for long.
+/// Windows repeatedly hold bulk for some ms. A packet that waits through two of them has not waited for long.
 #[test]
 fn short_holds_do_not_count_as_waiting() {
     let mut protect = Protect::new(config());
@@ -643,7 +643,7 @@ fn short_holds_do_not_count_as_waiting() {
     assert_eq!(protect.dropped(), 0);
 }
 
-/// CoDel knows what came after a hold from what met it.
+/// CoDel distinguishes packets that arrived after a hold from those that were held.
 #[test]
 fn a_hold_excuses_only_what_met_it() {
     let mut protect = Protect::new(config());
@@ -661,7 +661,7 @@ fn a_flow_that_sends_more_than_fits_loses_its_newest() {
         ..config()
     });
     queue(&mut protect, 0, 0..10, at(0));
-    // A short one takes 256 bytes.
+    // A short packet takes 256 bytes.
     for bytes in [FULL, 20] {
         assert_eq!(protect.on_packet(head(0, bytes), 10, at(0)), Verdict::Dropped(10));
     }
@@ -714,7 +714,7 @@ fn the_rest_of_a_packet_stays_the_first_of_its_flow() {
         assert_eq!(head.bytes, piece.1);
         out.push(piece);
         if out.len() == 1 {
-            // It is not empty, so a small packet waits behind.
+            // The queue is not empty, so a small packet waits behind.
             assert_eq!(protect.on_packet(small, ('s', 100), at(1)), Verdict::Queued);
             assert_eq!(status(&protect, 0, at(1)).waiting_bytes, 2_500 + 4_000 + 100);
         }
@@ -726,7 +726,7 @@ fn the_rest_of_a_packet_stays_the_first_of_its_flow() {
     assert!(first_two.contains(&'o'), "{out:?}");
 }
 
-/// What waits too long loses one piece, if the rest is of use without it, or all of it.
+/// A packet that waits too long loses one piece if the rest is of use without it, or else everything.
 #[test]
 fn a_piece_is_dropped_alone_where_the_rest_is_of_use() {
     let dropped = |in_part: bool| {
@@ -748,7 +748,7 @@ fn a_piece_is_dropped_alone_where_the_rest_is_of_use() {
                 ((packet.0, bytes), bytes)
             })
         };
-        // One every 50 ms: far too slow.
+        // One packet every 50 ms is far too slow.
         let times = (1..=20).map(|n| at(50 * n));
         let left: u32 = times
             .filter_map(|now| protect.next_piece(Class::Bulk, now, cut))
@@ -767,7 +767,7 @@ fn a_piece_is_dropped_alone_where_the_rest_is_of_use() {
     );
 }
 
-/// A flow of one large packet at a time is never behind, and still has no advantage.
+/// A flow with one large packet at a time never has a backlog, but still gets no advantage.
 #[test]
 fn an_empty_queue_pays_no_debt() {
     let rules = (0..2).map(|number| ruled(Class::Bulk, 10_000 + number)).collect();
@@ -801,7 +801,7 @@ fn silent_flows_are_forgotten_and_control_that_was_told_is_told_again() {
     assert_eq!(protect.flows(at(59_999)).count(), 3);
     protect.on_deadline(at(60_000));
     assert_eq!(changes(&mut protect), [(Class::Ordinary, Reason::Silent)]);
-    // Bulk whose packets still wait stays.
+    // Bulk with waiting packets is kept.
     protect.on_deadline(at(61_000));
     let left: Vec<_> = protect.flows(at(61_000)).map(|status| status.flow).collect();
     assert_eq!(left, [flow(0)]);
@@ -849,7 +849,7 @@ fn a_full_table_forgets_the_most_silent_and_never_what_waits() {
     changes(&mut protect);
     queue(&mut protect, 3, 0..1, at(3));
     assert_eq!(changes(&mut protect), [(Class::Ordinary, Reason::Silent)]);
-    // All have packets that wait: new ones share a queue, and stay in it until it is empty.
+    // All flows have waiting packets, so new flows share a queue, and stay in it until it is empty.
     queue(&mut protect, 4, 0..1, at(4));
     let shared = |protect: &Protect<u32>| {
         let shared = protect.flows(at(4)).find(|status| status.flow.protocol == u8::MAX);
@@ -864,7 +864,7 @@ fn a_full_table_forgets_the_most_silent_and_never_what_waits() {
     assert_eq!(shared(&protect), 2);
 }
 
-/// Urgent marks do not make a shared queue control: nobody knows how much of it is.
+/// Urgent marks do not make a shared queue control, because it is unknown how much of it is control.
 #[test]
 fn the_shared_queue_is_never_control() {
     let mut protect = Protect::new(Config {
@@ -935,8 +935,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every packet is sent, waits, or is counted as dropped; no flow's packets overtake each other; nothing waits beyond
-    /// the limits.
+    /// Every packet is sent, waits, or is counted as dropped. No flow's packets overtake each other. Nothing waits
+    /// beyond the limits.
     #[test]
     fn packets_keep_their_order_and_none_is_lost_unseen(
         steps in steps(),
@@ -1001,7 +1001,7 @@ proptest! {
         }
     }
 
-    /// Whatever waits when a long hold ends leaves without a drop, if it is within the limits.
+    /// All packets that wait when a long hold ends leave without a drop, if they are within the limits.
     #[test]
     fn a_long_hold_drops_nothing(
         before in 0u32..500,

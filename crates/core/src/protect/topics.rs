@@ -5,23 +5,23 @@ use std::collections::{BTreeMap, VecDeque};
 use super::Flow;
 use crate::rtps::Guid;
 
-/// Topics that are known at most; beyond, the oldest is forgotten.
+/// Maximum number of known topics. Beyond it, the oldest is forgotten.
 const TOPICS_MAX: usize = 4_096;
-/// What ROS 2 puts ahead of the names of topics, and of services' requests and replies.
+/// Prefixes that ROS 2 adds to the names of topics, and of services' requests and replies.
 const ROS: [&str; 3] = ["rt/", "rq/", "rr/"];
-/// What it appends to the names of services.
+/// Suffixes that ROS 2 adds to the names of services.
 const SERVICE: [&str; 2] = ["Request", "Reply"];
 
 /// The known topics.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Topics {
     names: BTreeMap<Guid, String>,
-    /// The oldest first.
+    /// The writers, oldest first.
     order: VecDeque<Guid>,
 }
 
 impl Topics {
-    /// Adds a writer's topic; returns whether it is new.
+    /// Adds a writer's topic. Returns whether it is new.
     pub fn add(&mut self, writer: Guid, topic: &str) -> bool {
         if self.names.get(&writer).is_some_and(|known| known == topic) {
             return false;
@@ -36,13 +36,14 @@ impl Topics {
         true
     }
 
-    /// The topic of a flow.
+    /// Returns the topic of a flow.
     pub fn of(&self, flow: &Flow) -> Option<&str> {
         self.names.get(&flow.writer?).map(String::as_str)
     }
 }
 
-/// Whether a DDS topic has a name of this pattern, or, if the pattern begins with '/', this name in ROS 2.
+/// Returns whether the name of a DDS topic matches this pattern. A pattern that begins with '/' is matched with the
+/// name in ROS 2.
 pub(crate) fn is_match(pattern: &str, topic: &str) -> bool {
     if !pattern.starts_with('/') {
         return is_alike(pattern, topic);
@@ -55,7 +56,7 @@ pub(crate) fn is_match(pattern: &str, topic: &str) -> bool {
     is_alike(&pattern[1..], service.unwrap_or(name))
 }
 
-/// Whether a name is of a pattern in which `*` stands for any characters.
+/// Returns whether a name matches a pattern in which `*` stands for any characters.
 fn is_alike(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == name;

@@ -1,9 +1,9 @@
-//! Where the leaders' clocks are, and when to ask the leader for its time.
+//! Decides the offsets of the leaders' clocks, and when to ask the leader for its time.
 //!
-//! The whole team keeps to one clock, the leader's. Each robot asks for it often at first and then every
-//! [`ASK_EVERY`]; [`crate::clock`] estimates the offset from the four times of each exchange (Dust, T1 to T4).
+//! The whole team uses one clock, the leader's. Each robot queries it often at first and then every [`ASK_EVERY`].
+//! [`crate::clock`] estimates the offset from the four times of each exchange (Dust, T1 to T4).
 //!
-//! Left out: the clocks of robots that do not lead. Nothing is stamped by them, and their answers are dropped.
+//! Left out: the clocks of robots that do not lead. No stamp uses them, and their answers are dropped.
 
 use std::collections::VecDeque;
 
@@ -16,16 +16,17 @@ use crate::{Duration, Instant, RobotId};
 /// Interval between two queries for the leader's clock, and between the first ones.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const ASK_FIRST: Duration = Duration::from_millis(50);
-/// Queries are quick until this many were answered, or this many were asked.
+/// Queries use the short interval until this many are answered, or the second number of queries has been sent.
 const ANSWERED_QUICKLY: u32 = 8;
 const ASKED_QUICKLY_MAX: u32 = 200;
-/// Leaders whose clocks are remembered.
+/// Maximum number of leaders whose clocks are remembered.
 const CLOCKS_KEPT: usize = 4;
 
 /// The clocks of the last leaders, other than this robot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Clocks {
-    /// The one that answered last comes first: messages stamped by an older one may still be on their way.
+    /// The known clocks. The one that answered last comes first. Messages stamped by an older one may still be on their
+    /// way.
     known: VecDeque<(ClockId, ClockEstimate)>,
     ask_at: Instant,
     asked: u32,
@@ -33,7 +34,7 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// The first query is due at `ask_at`.
+    /// Creates the state; the first query is due at `ask_at`.
     pub fn new(ask_at: Instant) -> Self {
         Clocks {
             known: VecDeque::new(),
@@ -43,11 +44,11 @@ impl Clocks {
         }
     }
 
-    /// The leader told its time: sent, received there, answered there, back here.
+    /// Records an answer with the leader's time: sent, received there, answered there, back here.
     pub fn on_time(&mut self, clock: ClockId, times: [Instant; 4]) {
         let [sent_at, received_at, answered_at, back_at] = times;
         self.answered = self.answered.saturating_add(1);
-        // A robot that leads again is known already.
+        // A robot that leads again is already known.
         let place = self.known.iter().position(|(known, _)| *known == clock);
         let before = place.and_then(|place| self.known.remove(place));
         let mut estimate = before.map(|(_, estimate)| estimate).unwrap_or_default();
@@ -56,12 +57,12 @@ impl Clocks {
         self.known.push_front((clock, estimate));
     }
 
-    /// Another robot leads, so another clock counts: asks for it at once.
+    /// Queries the time at once, because another robot leads, so another clock counts.
     pub fn ask_anew(&mut self) {
         (self.ask_at, self.asked, self.answered) = (Instant::ZERO, 0, 0);
     }
 
-    /// Returns whether the leader is to be asked now.
+    /// Returns whether to query the leader now.
     pub fn on_deadline(&mut self, now: Instant) -> bool {
         let due = now >= self.ask_at;
         if due {
@@ -73,19 +74,19 @@ impl Clocks {
         due
     }
 
-    /// When to call [`Clocks::on_deadline`] next.
+    /// Returns when to call [`Clocks::on_deadline`] next.
     pub fn next_deadline(&self) -> Instant {
         self.ask_at
     }
 }
 
 impl Robot {
-    /// The name of this robot's clock.
+    /// Returns the name of this robot's clock.
     pub fn clock_id(&self) -> ClockId {
         self.clock
     }
 
-    /// The answer to a [`Message::TimeQuery`] that was sent at `echo` and received just now.
+    /// Returns the answer to a [`Message::TimeQuery`] that was sent at `echo` and received just now.
     pub(super) fn time_reply(&self, echo: Instant, now: Instant) -> Message {
         Message::TimeReply {
             clock: self.clock,
@@ -95,8 +96,8 @@ impl Robot {
         }
     }
 
-    /// A robot answers a query with the times of the exchange. Only the leader's own clock counts: an answer that has
-    /// overtaken a change of leader comes too late, and no robot speaks for another one's clock.
+    /// Handles a robot's answer to a query, with the times of the exchange. Only the leader's own clock counts. An
+    /// answer that arrives after a change of leader is too late, and no robot speaks for another robot's clock.
     pub(super) fn on_time_reply(&mut self, from: RobotId, clock: ClockId, times: [Instant; 4]) {
         let [.., now] = times;
         if clock.is_of(from) && self.leader(now) == Some(from) {
@@ -104,8 +105,8 @@ impl Robot {
         }
     }
 
-    /// The clock that the whole team knows: the leader's, or the last leader's while there is none. `None` while this robot
-    /// does not know its offset.
+    /// Returns the clock that the whole team knows: the leader's, or the last leader's while there is none. `None`
+    /// while this robot does not know its offset.
     pub fn team_clock(&self, now: Instant) -> Option<(ClockId, Offset)> {
         if self.leader(now) == Some(self.me) {
             return Some((self.clock, Offset::NONE));
@@ -113,13 +114,13 @@ impl Robot {
         self.leaders_clock(now)
     }
 
-    /// The clock of the last leader that was another robot, and its offset.
+    /// Returns the clock of the last leader other than this robot, and its offset.
     pub fn leaders_clock(&self, now: Instant) -> Option<(ClockId, Offset)> {
         let (clock, estimate) = self.clocks.known.front()?;
         Some((*clock, estimate.offset(now)?.1))
     }
 
-    /// The offset of a clock, if it is this robot's or was a leader's recently.
+    /// Returns the offset of a clock, if it is this robot's or was recently a leader's.
     pub fn clock(&self, clock: ClockId, now: Instant) -> Option<Offset> {
         if clock == self.clock {
             return Some(Offset::NONE);

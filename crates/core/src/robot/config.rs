@@ -1,4 +1,4 @@
-//! A policy resolved for one robot: which parts it has, and how much the ground lets it see.
+//! A policy resolved for one robot: the parts that it has, and how much the ground lets it see.
 
 use crate::failover::FailoverConfig;
 use crate::paths::PathConfig;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// The maximum number of robots in one team.
 pub const ROBOTS_MAX: u16 = 1 << 10;
 
-/// The interval at which a robot without a driver's hook reads its sockets' send queues while something is in them and
-/// the gate is open. What leaves within it counts as one aggregate.
+/// The interval at which a robot without a driver's hook reads its sockets' send queues while they are not empty and
+/// the gate is open. Packets that leave within it count as one aggregate.
 pub const LOOK_OPEN: Duration = Duration::from_micros(500);
 /// The same while the gate holds bulk, or a control message is on its way.
 pub const LOOK_HELD: Duration = Duration::from_micros(200);
@@ -20,30 +20,30 @@ pub const LOOK_HELD: Duration = Duration::from_micros(200);
 /// How a robot learns that a bulk packet has left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Completions {
-    /// The driver's completion hook, as a patched driver has it (001, section V).
+    /// The completion hook of a patched driver (Deng 2022, section V).
     Hook,
     /// A transmit status for each frame (`SO_WIFI_STATUS`), after the frame was on the air.
     Status,
-    /// The bytes of its sockets that the kernel still holds (`SIOCOUTQ`), which fall when the driver frees a frame. They
-    /// are read every [`LOOK_OPEN`], every [`LOOK_HELD`] while the gate holds bulk.
+    /// The bytes of the robot's sockets that the kernel still holds (`SIOCOUTQ`), which fall when the driver frees a
+    /// frame. They are read every [`LOOK_OPEN`], or every [`LOOK_HELD`] while the gate holds bulk.
     OutQueue,
     /// The receiver's end-to-end acknowledgements.
     Acknowledgements,
 }
 
-/// How much a robot can see of its own traffic. A stock kernel's is [`Sight::STOCK`].
+/// How much a robot can see of its own traffic. On a stock kernel, this is [`Sight::STOCK`].
 ///
-/// Left out, as they are the same on every ground:
-/// - Whether a robot learns when its own control has left. It always does: on real sockets from the send queue of
+/// Left out, because they are the same on every ground:
+/// - Whether a robot learns when its own control has left. It always does: with real sockets from the send queue of
 ///   control's socket, in the simulator when the sender's kernel frees the last packet.
-/// - Whether it knows a message's role in the loop. No ground tells it: a flow begins loops if its arrival model has the
-///   loop's period, and all control that the leader makes counts as commands.
+/// - Whether a robot knows a message's role in the loop. It does not on any ground. A flow begins loops if its arrival
+///   model has the loop's period, and all control that the leader makes counts as commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sight {
-    /// How it learns that bulk has left.
+    /// How the robot learns that bulk has left.
     pub completions: Completions,
-    /// Mean time for which its programs wait for a core: each time before a control message that is made reaches the
-    /// kernel, and before a deadline is served. Exponential; only a simulated robot is told.
+    /// Mean time for which the robot's programs wait for a core before each new control message reaches the kernel, and
+    /// before each deadline is served. Exponentially distributed; only for simulated robots.
     pub scheduling_delay: Duration,
 }
 
@@ -67,11 +67,11 @@ pub enum Windows {
     None,
     /// From arrival models.
     Predicted(LocalConfig),
-    /// From a plan made beforehand (SchedWiFi), with the gate as its shaper.
+    /// From a precomputed plan (SchedWiFi), with the gate as its shaper.
     Scheduled(Schedule, LocalConfig),
 }
 
-/// The team's control loop, as far as a robot knows it. Each loop begins with messages of this period.
+/// What a robot knows about the team's control loop. Each loop begins with messages of this period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlLoop {
     /// The time between the starts of two loops.
@@ -85,20 +85,20 @@ pub struct ControlLoop {
 pub struct RobotConfig {
     /// This robot.
     pub me: RobotId,
-    /// Robots in the team.
+    /// The number of robots in the team.
     pub robots: u16,
-    /// The leader of the team file. Without permits it is the only one.
+    /// The leader of the team file. Without permits, it is the only leader.
     pub leader: RobotId,
-    /// The number of this start, which no other start of this robot has ([`starts`](crate::starts)).
+    /// The number of this start, which differs from all other starts of this robot ([`starts`](crate::starts)).
     pub incarnation: u32,
-    /// Permits; `None` if the policy has none.
+    /// The settings of permits; `None` if the policy has none.
     pub permits: Option<(FailoverConfig, PermitConfig)>,
     /// Where windows come from.
     pub windows: Windows,
-    /// `None` if the team has no control loop.
+    /// The control loop; `None` if the team has none.
     pub control: Option<ControlLoop>,
-    /// Whether the leader learns which control is late, as there is a control loop or all control has bounds. Such a robot
-    /// begins without windows.
+    /// Whether the leader learns which control is late, because there is a control loop or all control has bounds. Then
+    /// the robot begins without windows.
     pub judged: bool,
     /// The number of paths to each robot. This robot's own entry is not read.
     pub paths_to: Vec<usize>,
@@ -108,15 +108,15 @@ pub struct RobotConfig {
     pub turns: bool,
     /// How control is spread over paths.
     pub path: PathConfig,
-    /// How much it sees of its traffic.
+    /// How much the robot sees of its traffic.
     pub sight: Sight,
-    /// Whether it follows the leader's clock, which stamps on control need even without permits or shared windows.
+    /// Whether the robot follows the leader's clock. Stamps on control need it even without permits or shared windows.
     pub team_time: bool,
 }
 
 impl RobotConfig {
-    /// The configuration under `policy` of one robot of a team of `robots`, with one path to each other robot and without a
-    /// plan.
+    /// Returns the configuration under `policy` of one robot of a team of `robots`, with one path to each other robot
+    /// and without a plan.
     pub fn new(policy: &Policy, me: RobotId, robots: u16, leader: RobotId, incarnation: u32) -> Self {
         let failover = FailoverConfig::for_team(leader, robots);
         RobotConfig {

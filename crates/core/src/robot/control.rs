@@ -1,14 +1,15 @@
-//! What follows from a control message: for this robot's windows, for its loops, and for the robots that may send bulk.
+//! Decides what follows from a control message: for this robot's windows, for its loops, and for the robots that may
+//! send bulk.
 //!
-//! A robot's own messages are the samples of its arrival models. Those of others end the windows kept for them: windows end
-//! early as in decision 5, as the leader hears all control and tells the robots that may send bulk what has arrived, with how
-//! careful to be. A command from the leader ends its loop; how long that took goes back with the next message
-//! ([`Stamp::last_loop`]), and the leader judges it ([`super::lead`]).
+//! A robot's own messages are the samples of its arrival models. Messages of others end the windows kept for them.
+//! Windows end early as in decision 5: the leader hears all control, and tells the robots that may send bulk what has
+//! arrived, together with the caution. A command from the leader ends its loop. The loop's duration goes back with the
+//! next message ([`Stamp::last_loop`]), and the leader judges it ([`super::lead`]).
 //!
-//! Messages with a bound are judged where they arrive ([`super::judge`]), and the leader is told.
+//! The receiver judges messages with a bound ([`super::judge`]), and reports to the leader.
 //!
-//! Left out: telling of messages to robots other than the leader, whose windows last their time; and sending control again
-//! that the air lost, which a stock kernel does not tell.
+//! Left out: reporting messages to robots other than the leader, whose windows last their full time. Also left out:
+//! resending control that the air lost, because a stock kernel does not report the loss.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,22 +21,23 @@ use super::flow::OwnFlow;
 use super::lead::{level_from_wire, level_to_wire, BLIND_AFTER};
 use super::{Action, Arrived, FlowKey, Judged, Message, Robot, Route, Stamp, ARRIVED_MAX};
 
-/// Each notice is a frame on the air. So arrivals at the leader are told together: once no more are due, and after this time
-/// in any case.
+/// Longest time for which arrivals at the leader are collected for one notice. Each notice is a frame on the air, so
+/// arrivals are reported together, once no more are due.
 const ARRIVED_TOGETHER: Duration = Duration::from_micros(1_500);
-/// A message that begins a loop was put off if it is made this soon after the command that ended the loop before; at most
-/// so many in a row.
+/// A message that begins a loop was put off if it is made this soon after the command that ended the previous loop. At
+/// most this many consecutive messages count as put off.
 const PUT_OFF_BY: Duration = Duration::from_millis(1);
 const PUT_OFF_MAX: u8 = 4;
-/// While windows are off, what has arrived is of no use; a robot that has not heard that they are off soon does.
+/// Interval between notices while windows are off. Then arrivals are of no use, but robots still have to hear that
+/// windows are off.
 const TELL_CALM_EVERY: Duration = Duration::from_millis(500);
 
-/// On the leader: what has arrived and was not yet told to the robots that may send bulk.
+/// On the leader, the arrivals that have not been reported yet to the robots that may send bulk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Notices {
     arrived: Vec<Arrived>,
     tell_at: Instant,
-    /// While windows are off, what arrives before this is not told.
+    /// While windows are off, arrivals before this time are not reported.
     calm_until: Instant,
 }
 
@@ -62,7 +64,7 @@ impl Notices {
         }
     }
 
-    /// Tells how careful to be, whether or not anything has arrived.
+    /// Schedules a notice with the caution, whether or not anything has arrived.
     fn tell(&mut self, calm: bool, now: Instant) {
         if !calm || now >= self.calm_until {
             self.tell_at = self.tell_at.min(now + ARRIVED_TOGETHER);
@@ -75,15 +77,15 @@ impl Notices {
         std::mem::take(&mut self.arrived)
     }
 
-    /// When to call [`Robot::tell_arrived`].
+    /// Returns when to call [`Robot::tell_arrived`].
     pub fn next_deadline(&self) -> Instant {
         self.tell_at
     }
 }
 
 impl Robot {
-    /// Adds a control flow of this robot; `period` if its publisher declares one. Returns `None` once there are
-    /// [`super::FLOWS_MAX`].
+    /// Adds a control flow of this robot, with its `period` if the publisher declares one. Returns `None` once there
+    /// are [`super::FLOWS_MAX`].
     pub fn add_flow(&mut self, period: Option<Duration>) -> Option<FlowId> {
         let free = self.flows.iter().position(|flow| !flow.taken)?;
         // The planner has room for every flow of every robot.
@@ -96,21 +98,22 @@ impl Robot {
         Some(FlowId(free as u32))
     }
 
-    /// As [`Robot::add_flow`], for a flow of programs that know nothing of Coorp. This robot alone keeps windows for it: others
-    /// never hear its messages, and could not tell when to end theirs. It has no part in the team's control loop.
+    /// Adds a flow like [`Robot::add_flow`], for programs that know nothing about Coorp. Only this robot keeps windows
+    /// for it: others never hear its messages, and could not know when to end their windows. The flow has no part in
+    /// the team's control loop.
     pub fn add_foreign_flow(&mut self) -> Option<FlowId> {
         let added = self.add_flow(None)?;
         self.flows[added.0 as usize].foreign = true;
         Some(added)
     }
 
-    /// Whether a flow is one of programs that know nothing of Coorp.
+    /// Returns whether a flow belongs to programs that know nothing about Coorp.
     fn is_foreign(&self, flow: u8) -> bool {
         self.flows.get(usize::from(flow)).is_some_and(|own| own.foreign)
     }
 
-    /// Sets the age at which messages of a control flow of this robot are late; `None` for none. Given bounds, the leader
-    /// learns whether bulk makes them late, and bulk is held back only as much as that calls for.
+    /// Sets the age at which messages of a control flow of this robot are late; `None` for no bound. With bounds, the
+    /// leader learns whether bulk makes messages late, and bulk is held back only as much as necessary.
     pub fn set_bound(&mut self, flow: FlowId, bound: Option<Duration>) {
         if let Some(own) = self.flows.get_mut(flow.0 as usize) {
             own.bound = bound;
@@ -131,13 +134,13 @@ impl Robot {
         self.gather();
     }
 
-    /// This robot makes a control message. Returns what it tells with it.
+    /// Handles a control message that this robot makes. Returns the stamp to send with it.
     pub fn on_control(&mut self, flow: FlowId, now: Instant) -> Stamp {
         let flow = flow.0 as u8;
         let put_off = self.is_put_off(flow, now);
         self.local.on_message(flow, put_off, now);
         if self.is_foreign(flow) {
-            // Neither a perception nor a command.
+            // The message is neither a perception nor a command.
         } else if self.leader(now) == Some(self.me) {
             self.commands_waiting = self.commands_waiting.saturating_add(1);
             if let Some(lead) = &mut self.lead {
@@ -157,8 +160,8 @@ impl Robot {
         }
     }
 
-    /// Returns whether a message that is made now had to wait for the end of a late loop, as the command has only just come.
-    /// If many in a row look so, they are the flow's usual ones.
+    /// Returns whether a message that is made now had to wait for the end of a late loop, because the command has only
+    /// just arrived. If many consecutive messages look so, this is usual for the flow.
     fn is_put_off(&mut self, flow: u8, now: Instant) -> bool {
         let begins_loops = self.begins_loops(flow);
         let just_ended = self.loop_ended.is_some_and(|at| now.since(at) <= PUT_OFF_BY);
@@ -170,7 +173,7 @@ impl Robot {
         put_off
     }
 
-    /// A control message of this robot has left its WNIC, delivered or given up.
+    /// Records that a control message of this robot has left its WNIC, delivered or given up.
     pub fn on_control_left(&mut self, flow: FlowId, now: Instant) {
         self.local.on_message_sent(flow.0 as u8, now);
         if self.commands_waiting > 0 && !self.is_foreign(flow.0 as u8) {
@@ -182,13 +185,14 @@ impl Robot {
         self.gather();
     }
 
-    /// Returns whether `robot` ends windows, its own or by telling others, when it hears this one's control.
+    /// Returns whether `robot` ends windows when it hears this robot's control, its own windows or others' by reporting
+    /// to them.
     pub fn ends_windows(&self, robot: RobotId, now: Instant) -> bool {
         self.leader(now) == Some(robot) || self.holders().any(|holder| holder == robot)
     }
 
-    /// A control message arrived. One from the leader is a command, whose loop is over. The leader soon tells the robots
-    /// that may send bulk, as they do not hear it.
+    /// Handles a control message that arrived. A message from the leader is a command, and its loop is over. The leader
+    /// soon reports arrivals to the robots that may send bulk, because they do not hear them.
     pub fn on_arrived(&mut self, from: RobotId, stamp: Stamp, now: Instant) {
         let made_at = stamp
             .made_at
@@ -228,7 +232,7 @@ impl Robot {
         self.gather();
     }
 
-    /// A message with a bound arrived here.
+    /// Judges a message with a bound that arrived here.
     fn judge_message(&mut self, late: bool, now: Instant) {
         if !self.local.shares() {
             return;
@@ -240,7 +244,7 @@ impl Robot {
         }
     }
 
-    /// On the leader: messages with a bound arrived somewhere.
+    /// Adjusts the caution, on the leader, for messages with a bound that arrived anywhere.
     fn on_judged(&mut self, judged: Judged, now: Instant) {
         let bulk = self.is_bulk_around();
         let lead = self.lead.as_mut();
@@ -249,8 +253,8 @@ impl Robot {
         }
     }
 
-    /// On the leader: another robot tells of the messages with a bound that arrived there. The robots that may send bulk
-    /// need not hear those messages, so they are told how careful to be.
+    /// Handles, on the leader, another robot's report on messages with a bound that arrived there. The robots that may
+    /// send bulk may not hear those messages, so the leader sends them the caution.
     pub(super) fn on_judged_elsewhere(&mut self, judged: Judged, now: Instant) {
         self.on_judged(judged, now);
         if self.holders().any(|holder| holder != self.me) {
@@ -258,7 +262,8 @@ impl Robot {
         }
     }
 
-    /// Tells the leader which messages with a bound arrived here in time, once that is due and there is a leader.
+    /// Reports to the leader how many messages with a bound arrived here in time, once that is due and there is a
+    /// leader.
     pub(super) fn tell_judged(&mut self, now: Instant) {
         let Some(leader) = self.leader(now) else {
             return self.judge.put_off(now);
@@ -272,7 +277,7 @@ impl Robot {
         self.actions.push_back(Action::Send(leader, route, message));
     }
 
-    /// This robot wants to send bulk or, on the leader, another one may.
+    /// Returns whether this robot wants to send bulk or, on the leader, another one may.
     fn is_bulk_around(&self) -> bool {
         self.wants_bulk || self.holders().next().is_some()
     }
@@ -290,8 +295,8 @@ impl Robot {
         }
     }
 
-    /// From now on, or no longer, some control is that of programs that know nothing of Coorp. Nobody tells when it is late, so
-    /// this robot is never calm.
+    /// Sets whether some control belongs to programs that know nothing about Coorp. No one reports when it is late, so
+    /// then this robot is never calm.
     pub fn set_protects(&mut self, protects: bool) {
         self.protects = protects;
         self.set_caution(self.local.caution());
@@ -306,7 +311,7 @@ impl Robot {
         self.local.set_caution(caution, &mut self.journal);
     }
 
-    /// Control has arrived: its window need not wait for it.
+    /// Ends the wait of windows for control that has arrived.
     fn release(&mut self, messages: impl IntoIterator<Item = Arrived>, now: Instant) {
         if self.is_bulk_around() {
             self.local.plan(now, &mut self.journal);
@@ -318,27 +323,27 @@ impl Robot {
         self.local.ends().is_some_and(|ends| ends.starts((self.me, flow)))
     }
 
-    /// A control message of any robot was made at `made_at`, which may begin a loop.
+    /// Notes that a control message of any robot was made at `made_at`, which may begin a loop.
     fn see_start(&mut self, flow: (RobotId, u8), made_at: Instant, now: Instant) {
         let changes = self.local.ends_mut().is_some_and(|ends| ends.on_message(flow, made_at));
         if !changes {
             return;
         }
-        // Commands of earlier loops whose departure nobody tells of do not count for ever.
+        // Commands of earlier loops whose departure is never reported must not count forever.
         self.commands_waiting = 0;
         if self.wants_bulk {
             self.local.plan_end(now);
         }
     }
 
-    /// The commands made at `made_at` are out.
+    /// Ends the loop whose commands, made at `made_at`, are out.
     fn end_loop(&mut self, made_at: Instant, now: Instant) {
         if self.local.ends_mut().is_some_and(|ends| ends.on_commands(made_at)) {
             self.local.end_loop(now);
         }
     }
 
-    /// On the leader: tells the robots that may send bulk what has arrived.
+    /// Reports arrivals, on the leader, to the robots that may send bulk.
     pub(super) fn tell_arrived(&mut self, now: Instant) {
         let messages = self.notices.take(now);
         let caution = level_to_wire(&self.local.caution());
@@ -354,7 +359,7 @@ impl Robot {
         }
     }
 
-    /// The leader tells what has arrived, on its clock, and how careful to be.
+    /// Handles the leader's notice of arrivals, with times on its clock, and of the caution.
     pub(super) fn on_notice(&mut self, messages: &[Arrived], caution: u8, offset: Offset, now: Instant) {
         self.caution_told_at = now;
         self.set_caution(self.local.caution().at_level(level_from_wire(caution)));
@@ -369,8 +374,8 @@ impl Robot {
         self.release(messages, now);
     }
 
-    /// Gives up being calm where this robot neither judges loops nor hears of them although it may send bulk, which may be
-    /// doing harm unseen.
+    /// Ends calm if this robot neither judges loops nor hears about them although it may send bulk, which may be doing
+    /// harm unseen.
     pub(super) fn look_whether_calm(&mut self, now: Instant) {
         let caution = self.local.caution();
         let blind = if self.leader(now) == Some(self.me) {

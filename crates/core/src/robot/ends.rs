@@ -1,11 +1,11 @@
-//! When a loop's commands need a quiet channel (decision 4).
+//! Decides when a loop's commands need a quiet channel (decision 4).
 //!
-//! A loop begins with its first perception, as every robot soon knows: it made one itself, heard one as the leader, or was
-//! told by the leader. Commands take [`LoopEnds::commands`] in a quiet channel. If they are made later than that before the
-//! bound, the loop is late whatever bulk does. If they are made earlier by more than what bulk can delay them, it is in
-//! time. The moments between are its time at risk, unless the commands are out by then.
+//! A loop begins with its first perception. Every robot soon knows of it: the robot made one itself, heard one as the
+//! leader, or was told by the leader. Commands take [`LoopEnds::commands`] in a quiet channel. If they are made later
+//! than that before the bound, the loop is late whatever bulk does. If they are made earlier by more than bulk can
+//! delay them, it is in time. The time in between is at risk, unless the commands are already out.
 //!
-//! Left out: loops that overlap. A robot follows the newest one only.
+//! Left out: loops that overlap. A robot follows only the newest one.
 
 use std::collections::BTreeSet;
 
@@ -16,20 +16,20 @@ use crate::arrival::{Arrival, TimeModel};
 use crate::loops::Quiet;
 use crate::{Duration, Instant, RobotId};
 
-/// A period that is off by less than this part of the control loop's is the loop's.
+/// A period counts as the control loop's if it differs by less than this part of it.
 const LOOP_PERIOD_SHARE: u64 = 32;
 
-/// Follows the team's control loops.
+/// The state that follows the team's control loops.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LoopEnds {
     control: ControlLoop,
-    /// By how much bulk may delay commands.
+    /// How much bulk may delay commands.
     delay: Duration,
     /// The flows whose messages begin loops.
     starts: BTreeSet<(RobotId, u8)>,
     /// When the current loop began; `None` once its commands are out.
     began: Option<Instant>,
-    /// When the one before began.
+    /// When the previous loop began.
     ended: Option<Instant>,
     commands: Quiet,
 }
@@ -46,13 +46,13 @@ impl LoopEnds {
         }
     }
 
-    /// Returns whether messages of this model begin loops, as far as their period tells.
+    /// Returns whether messages of this model begin loops, judged by their period.
     pub fn is_start(&self, model: &TimeModel) -> bool {
         let period = self.control.period.as_nanos();
         model.period.as_nanos().abs_diff(period) <= period / LOOP_PERIOD_SHARE
     }
 
-    /// From now on a flow's messages begin loops, or do not.
+    /// Sets whether a flow's messages begin loops.
     pub fn set_start(&mut self, flow: (RobotId, u8), starts: bool) {
         if starts {
             self.starts.insert(flow);
@@ -66,7 +66,7 @@ impl LoopEnds {
         self.starts.contains(&flow)
     }
 
-    /// A control message was made at `made_at`. Returns whether this changes when a loop began.
+    /// Notes that a control message was made at `made_at`. Returns whether this changes when a loop began.
     pub fn on_message(&mut self, flow: (RobotId, u8), made_at: Instant) -> bool {
         let half = self.control.period / 2;
         let of_ended = self.ended.is_some_and(|ended| made_at < ended + half);
@@ -81,7 +81,7 @@ impl LoopEnds {
         changes
     }
 
-    /// The commands made at `made_at` are out. Returns whether they end a loop.
+    /// Notes that the commands made at `made_at` are out. Returns whether they end a loop.
     pub fn on_commands(&mut self, made_at: Instant) -> bool {
         let ended = self.began.filter(|began| made_at >= *began);
         if ended.is_some() {
@@ -90,12 +90,12 @@ impl LoopEnds {
         ended.is_some()
     }
 
-    /// A loop's commands took this long from being made until the last was through.
+    /// Adds a sample of the time that a loop's commands took from being made until the last had left.
     pub fn on_took(&mut self, took: Duration) {
         self.commands.add(took);
     }
 
-    /// The current loop's time at risk.
+    /// Returns the current loop's time at risk.
     pub fn at_risk(&self) -> Option<Arrival> {
         let bound = self.began? + self.control.bound;
         let expected = bound - self.commands.get().min(self.control.bound);

@@ -1,18 +1,18 @@
-//! Which flows a robot's windows are planned for: its own, other robots', and the ends of control loops.
+//! The flows for which a robot plans windows: its own, other robots', and the ends of control loops.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Duration, RobotId};
 
-/// Control flows of one robot at most.
+/// The maximum number of control flows of one robot.
 pub const FLOWS_MAX: usize = 64;
 
 /// A flow in a robot's window planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FlowKey {
-    /// This robot's own flow of that number.
+    /// This robot's own flow of this number.
     Own(u8),
-    /// Another robot's, by its number with that robot.
+    /// Another robot's flow, by that robot's number for it.
     Of(RobotId, u8),
     /// The end of the control loop.
     LoopEnd,
@@ -22,12 +22,12 @@ pub enum FlowKey {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct OwnFlow {
     pub taken: bool,
-    /// Whether it is a flow of programs that know nothing of Coorp.
+    /// Whether the flow belongs to programs that know nothing about Coorp.
     pub foreign: bool,
-    /// The period that its publisher declared.
+    /// The period that the publisher declared.
     pub period: Option<Duration>,
-    /// The age at which its messages are late, if its publisher stated one.
+    /// The age at which messages are late, if the publisher stated one.
     pub bound: Option<Duration>,
-    /// How many of its newest messages in a row were put off.
+    /// The number of newest consecutive messages that were put off.
     pub put_off: u8,
 }

@@ -1,10 +1,11 @@
-//! Global preemption: whether this robot may send bulk at all, and how the messages about that go out (001, algorithm 1).
+//! Global preemption: decides whether this robot may send bulk at all, and how the messages about that go out (Deng
+//! 2022, algorithm 1).
 //!
-//! [`crate::failover`] and [`crate::permits`] decide; here their [`Coordinator`] is told what happened, and what it wants
-//! said goes with control or by itself ([`super::riders`]). A robot without permits may always send, and its leader is that
-//! of the team file.
+//! [`crate::failover`] and [`crate::permits`] decide. This module passes events to their [`Coordinator`], and sends its
+//! messages with control or separately ([`super::riders`]). A robot without permits may always send, and its leader is
+//! the one in the team file.
 //!
-//! Left out: proof that a robot has ended. A broken link is none; the driver has to tell.
+//! Left out: proof that a robot has ended. A broken link is no proof; the driver has to know.
 
 use crate::failover::{self, Coordinator};
 use crate::permits;
@@ -26,7 +27,7 @@ pub enum PermitState {
 }
 
 impl Robot {
-    /// Bulk waits to be sent, or none is left.
+    /// Sets whether bulk waits to be sent.
     pub fn want_bulk(&mut self, wants: bool, now: Instant) {
         self.wants_bulk = wants;
         self.coordinate(now, |coordinator| {
@@ -38,12 +39,13 @@ impl Robot {
         });
     }
 
-    /// A robot's process had surely ended at some time after `since`: what it held then is free.
+    /// Records that a robot's process had certainly ended at some time after `since`. A permit that it held then is
+    /// free.
     pub fn on_dead(&mut self, robot: RobotId, since: Instant, now: Instant) {
         self.coordinate(now, |coordinator| coordinator.on_gone(robot, since, now));
     }
 
-    /// This robot is about to stop in good order.
+    /// Prepares an orderly stop of this robot.
     pub fn resign(&mut self, now: Instant) {
         self.coordinate(now, |coordinator| coordinator.resign(now));
     }
@@ -55,7 +57,7 @@ impl Robot {
         self.gather_words(now);
     }
 
-    /// The leader, as far as is known.
+    /// Returns the leader, if one is known.
     pub fn leader(&self, now: Instant) -> Option<RobotId> {
         match &self.coordinator {
             Some(coordinator) => coordinator.leader(now),
@@ -63,7 +65,7 @@ impl Robot {
         }
     }
 
-    /// The state of this robot's permit.
+    /// Returns the state of this robot's permit.
     pub fn permit(&self, now: Instant) -> PermitState {
         match &self.coordinator {
             None => PermitState::NotNeeded,
@@ -73,19 +75,19 @@ impl Robot {
         }
     }
 
-    /// Returns whether bulk may be sent as far as permits go.
+    /// Returns whether permits allow bulk to be sent.
     pub fn is_permitted(&self, now: Instant) -> bool {
         let coordinator = self.coordinator.as_ref();
         coordinator.is_none_or(|coordinator| coordinator.may_send(now))
     }
 
-    /// On the leader: the robots that hold permits, and those that wait for one.
+    /// Returns, on the leader, the robots that hold permits and those that wait for one.
     pub fn granted(&self) -> (Vec<RobotId>, Vec<RobotId>) {
         let queue = self.coordinator.iter().flat_map(Coordinator::queue);
         (self.holders().collect(), queue.collect())
     }
 
-    /// On the leader: the robots that hold permits.
+    /// Returns, on the leader, the robots that hold permits.
     pub(super) fn holders(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.coordinator.iter().flat_map(Coordinator::holders)
     }
@@ -102,7 +104,7 @@ impl Robot {
         else {
             return;
         };
-        // A grant that is of no use is given back, or was made under a leadership that is over.
+        // A useless grant is given back, or was made under a leadership that is over.
         let given_back = self.actions.iter().skip(before).any(|action| {
             let Action::Send(_, _, Message::Coordination(failover::Message::Permit { message, .. })) = action else {
                 return false;
@@ -123,7 +125,8 @@ impl Robot {
                 failover::Action::Send { to, message } => self.say(to, message, now),
                 failover::Action::Broadcast(message) => self.say_to_all(message, now),
                 failover::Action::Started => {
-                    // The leader tells holders alone how careful to be: this robot has heard nothing since its last permit.
+                    // The leader sends the caution only to holders, so this robot has heard nothing since its last
+                    // permit.
                     self.caution_told_at = now;
                     self.turns.restart(now);
                     self.actions.push_back(Action::Permitted(true));
@@ -148,7 +151,7 @@ impl Robot {
         self.actions.extend(at_once);
     }
 
-    /// Says something to all other robots, in one broadcast if none of it goes with control.
+    /// Sends a message to all other robots, in one broadcast if no copy goes with control.
     fn say_to_all(&mut self, word: failover::Message, now: Instant) {
         let (me, before, mut others) = (self.me, self.actions.len(), 0);
         for to in (0..self.robots).map(RobotId).filter(|to| *to != me) {

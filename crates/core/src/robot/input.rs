@@ -1,9 +1,9 @@
-//! Everything that drivers tell a [`Robot`], as values that a flight recorder writes and a replay reads.
+//! All inputs of a [`Robot`], as values that a flight recorder writes and a replay reads.
 //!
-//! Each public method that changes a robot is an [`Input`], and [`Robot::handle`] calls it. Decisions have no other source,
-//! so the same inputs at the same times take the same state to the same answers and actions, bit for bit.
+//! Each public method that changes a robot is an [`Input`], and [`Robot::handle`] calls it. Decisions have no other
+//! source. So with the same state, the same inputs at the same times give the same answers and actions, bit for bit.
 //!
-//! Left out: the journal, which only notes decisions.
+//! Left out: the journal, which only records decisions.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,38 +11,38 @@ use super::{Action, Message, Report, Robot, Session, Stamp, StateCopy};
 use crate::paths::{PathCopy, PathId};
 use crate::{tracker, Duration, FlowId, Instant, RobotId};
 
-/// Something that a driver tells a robot. The fields are those of the method that the text names.
+/// An input from a driver. The fields are the parameters of the method that the comment names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Input {
-    /// [`Robot::on_deadline`]; then the driver takes all actions.
+    /// [`Robot::on_deadline`]. Then the driver takes all actions.
     Deadline,
     /// [`Robot::may_pass`], answered by [`Answer::Yes`] or [`Answer::No`].
     MayPass {
-        /// Over which path.
+        /// The path.
         path: usize,
         /// Packets on their way over it.
         n: usize,
     },
     /// [`Robot::on_left`].
     Left {
-        /// Over which path.
+        /// The path.
         path: usize,
-        /// Packets that had left when it entered, and by now, itself included.
+        /// The number of packets that had left when this one entered, and that have left now, including this one.
         left: (u64, u64),
-        /// When it entered.
+        /// When the packet entered.
         entered_at: Instant,
-        /// When it left.
+        /// When the packet left.
         left_at: Instant,
     },
     /// [`Robot::on_completed`].
     Completed {
-        /// Over which path.
+        /// The path.
         path: usize,
-        /// The number of packets ahead of it when it entered.
+        /// The number of packets ahead when this one entered.
         ahead: usize,
-        /// When it entered.
+        /// When the packet entered.
         entered_at: Instant,
-        /// When it left.
+        /// When the packet left.
         left_at: Instant,
     },
     /// [`Robot::on_control`], answered by [`Answer::Stamp`].
@@ -51,9 +51,9 @@ pub enum Input {
     ControlLeft(FlowId),
     /// [`Robot::on_arrived`].
     Arrived {
-        /// Its sender.
+        /// The sender.
         from: RobotId,
-        /// The stamp that came with it.
+        /// The stamp that arrived with the message.
         stamp: Stamp,
     },
     /// [`Robot::assign`], answered by [`Answer::Copies`].
@@ -62,22 +62,22 @@ pub enum Input {
     Riders(RobotId),
     /// [`Robot::on_copy`].
     Copy {
-        /// Its sender.
+        /// The sender.
         from: RobotId,
-        /// Over which path it came.
+        /// The path that the copy arrived over.
         path: PathId,
-        /// Its sender's start.
+        /// The sender's start.
         incarnation: u32,
-        /// Its number on the path.
+        /// The copy's number on the path.
         number: u32,
     },
     /// [`Robot::state_copies`], answered by [`Answer::States`].
     State(String),
     /// [`Robot::on_message`].
     Message {
-        /// Its sender.
+        /// The sender.
         from: RobotId,
-        /// Over which path it came, if the transport tells.
+        /// The path that the message arrived over, if the transport knows it.
         path: Option<PathId>,
         /// The message.
         message: Message,
@@ -88,23 +88,23 @@ pub enum Input {
     BulkPath(RobotId),
     /// [`Robot::bulk_moves`], answered by [`Answer::Yes`] or [`Answer::No`].
     BulkMoves {
-        /// To which robot.
+        /// The receiving robot.
         to: RobotId,
         /// The path that bulk goes over.
         from: usize,
     },
     /// [`Robot::on_bulk`].
     Bulk {
-        /// To which robot.
+        /// The receiving robot.
         to: RobotId,
-        /// Over which path, if it goes.
+        /// The path, if bulk is sent.
         path: Option<usize>,
     },
     /// [`Robot::on_bulk_sent`].
     BulkSent {
-        /// To which robot.
+        /// The receiving robot.
         to: RobotId,
-        /// Over which path.
+        /// The path.
         path: usize,
     },
     /// [`Robot::add_flow`], answered by [`Answer::Flow`].
@@ -134,9 +134,9 @@ pub enum Input {
     Gatherer {
         /// The topic, and the robot that gathers it.
         report: Report,
-        /// Which session of that robot.
+        /// The session of that robot.
         session: Session,
-        /// Whether it begins to, or ends.
+        /// Whether the session begins to gather, or ends.
         here: bool,
     },
     /// [`super::Reporters::on_message`].
@@ -150,7 +150,7 @@ pub enum Input {
     Protects(bool),
     /// [`Robot::may_forward`], answered by [`Answer::Yes`] or [`Answer::No`].
     MayForward {
-        /// Over which path.
+        /// The path.
         path: usize,
         /// Packets on their way over it.
         n: usize,
@@ -187,7 +187,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// A new flow, if there was room.
+    /// Returns a new flow, if there was room.
     pub fn flow(self) -> Option<FlowId> {
         match self {
             Answer::Flow(flow) => flow,
@@ -195,7 +195,7 @@ impl Answer {
         }
     }
 
-    /// The stamp of a control message.
+    /// Returns the stamp of a control message.
     pub fn stamp(self) -> Stamp {
         match self {
             Answer::Stamp(stamp) => stamp,
@@ -203,7 +203,7 @@ impl Answer {
         }
     }
 
-    /// The copies of a control message; none for any other answer.
+    /// Returns the copies of a control message; none for any other answer.
     pub fn copies(self) -> Vec<PathCopy> {
         match self {
             Answer::Copies(copies) => copies,
@@ -211,7 +211,7 @@ impl Answer {
         }
     }
 
-    /// The messages that go with a control message; none for any other answer.
+    /// Returns the messages that go with a control message; none for any other answer.
     pub fn riders(self) -> Vec<Message> {
         match self {
             Answer::Riders(riders) => riders,
@@ -219,7 +219,7 @@ impl Answer {
         }
     }
 
-    /// The copies of a state; none for any other answer.
+    /// Returns the copies of a state; none for any other answer.
     pub fn states(self) -> Vec<StateCopy> {
         match self {
             Answer::States(states) => states,
@@ -227,7 +227,7 @@ impl Answer {
         }
     }
 
-    /// The index of a path; the first for any other answer.
+    /// Returns the index of a path; the first for any other answer.
     pub fn path(self) -> usize {
         match self {
             Answer::Path(path) => path,
@@ -235,7 +235,7 @@ impl Answer {
         }
     }
 
-    /// The actions that a deadline caused.
+    /// Returns the actions that a deadline caused.
     pub fn actions(self) -> Option<Vec<Action>> {
         match self {
             Answer::Actions(actions) => Some(actions),

@@ -1,7 +1,7 @@
-//! A robot's decisions, kept for a recording until they are taken, up to a limit.
+//! Keeps a robot's decisions for a recording until they are taken, up to a limit.
 //!
-//! The gate decides about every datagram. Only [`GATE_MAX`] of its openings and closings are kept of each second, and each
-//! says how many were left out before it. The journal is off unless something records.
+//! The gate decides about every datagram. Only [`GATE_MAX`] of its openings and closings are kept per second. Each says
+//! how many were left out before it. The journal is off unless something records.
 
 use std::collections::VecDeque;
 
@@ -10,31 +10,31 @@ use crate::paths::PATHS_MAX;
 use crate::windows::Window;
 use crate::{permits, Duration, Instant, RobotId};
 
-/// The maximum number of decisions that wait to be taken; further ones are lost, and counted.
+/// The maximum number of decisions that wait to be taken. Further ones are lost and counted.
 const WAITING_MAX: usize = 16_384;
-/// How many openings and closings of the gate are kept of each second.
+/// The maximum number of openings and closings of the gate that are kept per second.
 const GATE_MAX: u32 = 250;
 const GATE_SPAN: Duration = Duration::from_secs(1);
 
-/// A decision, or what was said about one.
+/// A decision, or a message about one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// One robot sends another a message about permits, under a leadership.
+    /// A robot sends another a message about permits, under a leadership.
     Said {
-        /// Its sender.
+        /// The sender.
         from: RobotId,
-        /// Its receiver.
+        /// The receiver.
         to: RobotId,
         /// The leadership.
         epoch: Epoch,
         /// The message.
         message: permits::Message,
     },
-    /// This robot may send bulk, or no longer may.
+    /// Whether this robot may send bulk.
     Permitted(bool),
     /// The leader has changed for this robot.
     Led(Led, Epoch),
-    /// The window that bulk is kept out of, if any.
+    /// The window that bulk keeps out of, if any.
     Window(Option<Window>),
     /// The gate has opened or closed.
     Gate(GateChange),
@@ -43,22 +43,22 @@ pub enum Event {
 /// A robot's part in a leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Led {
-    /// It leads.
+    /// The robot leads.
     Leads,
-    /// It follows.
+    /// The robot follows.
     Follows,
-    /// It no longer leads.
+    /// The robot no longer leads.
     Deposed,
 }
 
-/// A gate has opened or closed.
+/// An opening or closing of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateChange {
     /// The gate's path.
     pub path: usize,
-    /// Whether it is open now.
+    /// Whether the gate is open now.
     pub open: bool,
-    /// Whether it was closed for a window; otherwise it was for the backlog.
+    /// Whether it closed for a window; otherwise it closed for the backlog.
     pub for_window: bool,
     /// The number of datagrams on their way.
     pub in_flight: usize,
@@ -66,10 +66,10 @@ pub struct GateChange {
     pub skipped: u32,
 }
 
-/// Decisions with their times on this robot's clock, and how many were lost before they could be taken.
+/// Decisions with their times on this robot's clock, and the number that were lost before they could be taken.
 pub type Taken = (VecDeque<(Instant, Event)>, u64);
 
-/// The journal. It is told the time before anything is noted in it.
+/// The journal. Set the time before noting anything in it.
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
     on: bool,
@@ -83,7 +83,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Switches it on or off, and forgets what it holds.
+    /// Switches the journal on or off, and clears it.
     pub fn set(&mut self, on: bool) {
         *self = Journal {
             on,
@@ -92,7 +92,7 @@ impl Journal {
         };
     }
 
-    /// Returns whether it is on.
+    /// Returns whether the journal is on.
     pub fn is_on(&self) -> bool {
         self.on
     }
@@ -102,7 +102,7 @@ impl Journal {
         self.now = now;
     }
 
-    /// The notes made since the last call.
+    /// Returns the notes made since the last call.
     pub fn take(&mut self) -> Taken {
         (std::mem::take(&mut self.events), std::mem::take(&mut self.lost))
     }
@@ -119,7 +119,7 @@ impl Journal {
         self.events.push_back((self.now, event));
     }
 
-    /// Notes a message about permits; other messages of the election carry no decision.
+    /// Notes a message about permits. Other messages of the election carry no decision.
     pub fn said(&mut self, from: RobotId, to: RobotId, message: &Message) {
         if let Message::Permit { epoch, message } = message {
             self.note(Event::Said {

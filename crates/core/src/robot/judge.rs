@@ -1,35 +1,35 @@
-//! Counts the control messages that arrived within their bound, and those that arrived late: evidence for how careful
-//! bulk has to be ([`Caution`](crate::gate::Caution)), for control outside the control loop.
+//! Counts the control messages that arrived within their bound, and those that arrived late. This is the evidence for
+//! the caution ([`Caution`](crate::gate::Caution)) from control outside the control loop.
 //!
 //! A sender states the bound of a flow in each message's stamp. The receiver compares it with the message's age on the
-//! leader's clock and tells the leader the counts: soon after a late message, else now and then. While there is no leader, the
-//! counts wait for one. The leader weighs them in [`super::lead`], as it does loops.
+//! leader's clock and reports the counts to the leader: soon after a late message, otherwise now and then. While there
+//! is no leader, the counts wait for one. The leader weighs them in [`super::lead`], like loops.
 //!
-//! Left out: lost messages, of which the receiver learns nothing; and messages whose age is unknown, since their sender or
-//! receiver does not know the leader's clock yet.
+//! Left out: lost messages, about which the receiver learns nothing, and messages whose age is unknown, because their
+//! sender or receiver does not know the leader's clock yet.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Duration, Instant};
 
-/// Late messages that arrive within this time of the first are told together.
+/// Late messages that arrive within this time of the first are reported together.
 const LATE_TOGETHER: Duration = Duration::from_millis(20);
-/// Interval between two tellings of messages in time.
+/// Interval between two reports of messages in time.
 const TELL_EVERY: Duration = Duration::from_millis(500);
-/// Interval between two looks for a leader to tell.
+/// Interval between two checks for a leader to report to.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Messages with a bound that arrived.
+/// The counts of messages with a bound that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Judged {
-    /// Within it.
+    /// Messages within their bound.
     pub in_time: u16,
-    /// Later.
+    /// Late messages.
     pub late: u16,
 }
 
 impl Judged {
-    /// One message.
+    /// Returns the count of one message.
     pub fn of(late: bool) -> Self {
         Judged {
             in_time: u16::from(!late),
@@ -38,7 +38,7 @@ impl Judged {
     }
 }
 
-/// What the leader has not been told yet.
+/// The counts that have not been reported to the leader yet.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Judge {
     judged: Judged,
@@ -53,7 +53,7 @@ impl Judge {
         }
     }
 
-    /// A message arrived, `late` or in time.
+    /// Counts a message that arrived, `late` or in time.
     pub fn on_message(&mut self, late: bool, now: Instant) {
         let one = Judged::of(late);
         self.judged.in_time = self.judged.in_time.saturating_add(one.in_time);
@@ -62,7 +62,7 @@ impl Judge {
         self.tell_at = self.tell_at.min(now + wait);
     }
 
-    /// The counts since the last call, if they are due.
+    /// Returns the counts since the last call, if they are due.
     pub fn take(&mut self, now: Instant) -> Option<Judged> {
         if now < self.tell_at {
             return None;
@@ -71,7 +71,7 @@ impl Judge {
         Some(std::mem::take(&mut self.judged))
     }
 
-    /// Nobody is there to be told: the counts that are due stay for later.
+    /// Keeps due counts for later, because there is no leader.
     pub fn put_off(&mut self, now: Instant) {
         if now >= self.tell_at {
             self.tell_at = now + LOOK_EVERY;

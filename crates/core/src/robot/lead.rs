@@ -1,27 +1,27 @@
-//! The leader's decisions for the whole team from the loops that it sees: how careful bulk has to be, and which phases
-//! sensors should have.
+//! The leader's decisions for the whole team, from the loops that it sees: how careful bulk has to be, and the phases
+//! of sensors.
 //!
 //! **Caution** ([`Caution`], decision 7). A robot cannot see how its bulk delays others' loops; the leader sees every loop.
-//! A loop begins with its first perception. Its inference starts once all robots' perceptions are in, and the leader's own
-//! control messages are its commands. Their receivers say with their next perception how long the loop took (`last_loop`),
-//! because a card may free a frame long before it is on the air. Loops that bulk made late raise the caution, which goes to
-//! the robots that may send bulk together with what has arrived.
+//! A loop begins with its first perception. Its inference starts once all robots' perceptions have arrived, and the
+//! leader's own control messages are its commands. Their receivers report with their next perception how long the loop
+//! took (`last_loop`), because a card may free a frame long before it is on the air. Loops that bulk made late raise
+//! the caution, which goes to the robots that may send bulk, together with the arrivals.
 //!
-//! **Phases** (decision 5). Sensors that sample together make windows that coincide, and no loop waits for the last. The
-//! target is one flow's phase, kept while that flow lives. Each other flow is told once how much later to sample, and then
-//! left alone until its model must show it.
+//! **Phases** (decision 5). If sensors sample together, their windows coincide, and no loop waits for the last sensor.
+//! The target is one flow's phase, kept while that flow exists. Each other flow is told once how much later to sample,
+//! and then not again until its model must show the shift.
 //!
 //! If no loop can be judged for [`BLIND_AFTER`], for example because the team's programs run none, bulk may be doing harm
 //! unseen, and windows hold it.
 //!
-//! Windows that save next to no loop, because the team has no room for its control, only cost bulk. Then they are off for a
-//! while ([`Worth`]), and tried again later and later.
+//! Windows that save almost no loop, because the team has no room for its control, only cost bulk. Then they are off
+//! for a while ([`Worth`]), and are tried again after ever longer pauses.
 //!
-//! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]): each one that is
-//! late raises the caution, unless most of them are late whatever windows do.
+//! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]): each late one
+//! raises the caution, unless most are late whatever windows do.
 //!
-//! Left out: robots that do not tell how long their loops took. Next to robots that tell, theirs count as in time; a loop
-//! of which no robot tells is not judged at all.
+//! Left out: robots that do not report how long their loops took. If other robots report, those loops count as in time.
+//! A loop about which no robot reports is not judged at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,48 +34,48 @@ use crate::{Duration, Instant, RobotId};
 
 use super::{ControlLoop, Judged};
 
-/// The interval between two shifts of one flow: its model must show the first one and be told.
+/// The interval between two shifts of one flow, in which its model must show the first shift and be sent to the leader.
 const SHIFT_EVERY: Duration = Duration::from_secs(4);
-/// A phase that is off the target by less than this part of the period stays: loops that end late delay the messages that
-/// begin the next ones, and models follow that for a while.
+/// A phase that is off the target by less than this part of the period is kept. Loops that end late delay the messages
+/// that begin the next ones, and models follow that for a while.
 const TOLERANCE_PARTS: u64 = 10;
-/// A phase has to be off by the same amount in this many checks in a row, for the same reason.
+/// A phase has to be off by the same amount in this many consecutive checks, for the same reason.
 const LOOKS_MIN: u32 = 4;
-/// After this time without a judged loop, or without word of one, a robot is calm no longer.
+/// Time without a judged loop, or without a report of one, after which a robot is no longer calm.
 pub(super) const BLIND_AFTER: Duration = Duration::from_secs(10);
-/// After so many loops or messages under windows it is decided whether those are worth their cost.
+/// Number of loops or messages under windows after which to decide whether windows are worth their cost.
 const TRIED: u32 = 64;
-/// They are if they keep one in so many in time.
+/// Windows are worth their cost if one in this many is in time.
 const SAVED_PARTS: u32 = 8;
-/// Loops or messages for which they are off else, at first and at most.
+/// Number of loops or messages for which windows are otherwise off, at first and at most.
 const REST_MIN: u32 = 256;
 const REST_MAX: u32 = 4_096;
-/// Weight of one message in the share of late ones.
+/// Weight of one message in the share of late messages.
 const LATE_WEIGHT: f64 = 1.0 / 64.0;
-/// Messages of one kind that one telling counts at most.
+/// Maximum number of messages of one kind that one report counts.
 const JUDGED_MAX: u16 = 1_000;
-/// Levels of caution go over the wire in such parts of one, from -1 on.
+/// Resolution of levels of caution on the wire, in parts of one, from -1 on.
 const LEVEL_PARTS: f64 = 50.0;
 
 /// One loop as the leader sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seen {
     began: Instant,
-    /// The flows whose messages have arrived; a message may do so twice, over two paths.
+    /// The flows whose messages have arrived. A message may arrive twice, over two paths.
     arrived: BTreeSet<(RobotId, u8)>,
     all_in: Option<Instant>,
     commanded: Option<Instant>,
-    /// How long it took, as reported by the slowest robot.
+    /// How long the loop took, as reported by the slowest robot.
     took: Option<Duration>,
 }
 
 /// Whether windows are worth their cost, judged by loops or messages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Worth {
-    /// How many were judged under windows, and of those late, since it was last decided.
+    /// The number judged under windows since the last decision, and the number of late ones among them.
     tried: u32,
     late: u32,
-    /// So many more go by before late ones bring windows again.
+    /// The number still to pass before late ones bring windows back.
     rest: u32,
     rest_next: u32,
 }
@@ -92,7 +92,7 @@ impl Worth {
         self.rest > 0
     }
 
-    /// One loop or message was judged, without windows if `calm`. Returns whether windows are to rest now.
+    /// Counts a judged loop or message, without windows if `calm`. Returns whether windows should rest now.
     fn on_judged(&mut self, late: bool, calm: bool) -> bool {
         if calm {
             (self.tried, self.late) = (0, 0);
@@ -118,7 +118,7 @@ impl Worth {
 /// The leader's view of the team's loops.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Lead {
-    /// `None` for a team without a control loop.
+    /// The control loop; `None` for a team without one.
     control: Option<ControlLoop>,
     loops: Loops,
     current: Option<Seen>,
@@ -126,7 +126,7 @@ pub(super) struct Lead {
     /// How long the commands of the newest judged loop took.
     commands_took: Option<Duration>,
     caution: Option<Caution>,
-    /// When a loop was last judged; at first, when it began to look.
+    /// When a loop was last judged; at first, when this state was created.
     judged_at: Instant,
     worth: Worth,
     /// The share of late messages among those with a bound, smoothed.
@@ -135,7 +135,7 @@ pub(super) struct Lead {
     flows: BTreeMap<(RobotId, u8), TimeModel>,
     target: Option<(RobotId, u8)>,
     shifted: BTreeMap<(RobotId, u8), Instant>,
-    /// How far flows were off, and in how many checks in a row.
+    /// How far flows were off, and in how many consecutive checks.
     off: BTreeMap<(RobotId, u8), (Duration, u32)>,
 }
 
@@ -158,7 +158,7 @@ impl Lead {
         }
     }
 
-    /// A flow's messages, of this model, begin loops, or no longer do.
+    /// Sets whether a flow's messages begin loops, with its model.
     pub fn set_flow(&mut self, flow: (RobotId, u8), model: Option<TimeModel>) {
         match model {
             Some(model) => _ = self.flows.insert(flow, model),
@@ -171,8 +171,8 @@ impl Lead {
         }
     }
 
-    /// A message that begins a loop arrived; `last_loop` is how long its sender's last one took. Returns the caution if it
-    /// has changed.
+    /// Handles a message that begins a loop. `last_loop` is how long its sender's last loop took. Returns the caution
+    /// if it has changed.
     pub fn on_arrived(
         &mut self,
         flow: (RobotId, u8),
@@ -210,14 +210,14 @@ impl Lead {
         changed
     }
 
-    /// The leader makes a control message: a command of the current loop.
+    /// Notes that the leader makes a control message, which is a command of the current loop.
     pub fn on_commanded(&mut self, now: Instant) {
         if let Some(current) = &mut self.current {
             current.commanded.get_or_insert(now);
         }
     }
 
-    /// How long the commands of a loop took, once for each loop.
+    /// Returns how long the commands of a loop took, once for each loop.
     pub fn take_commands_took(&mut self) -> Option<Duration> {
         self.commands_took.take()
     }
@@ -246,7 +246,7 @@ impl Lead {
         Some(*caution)
     }
 
-    /// Messages with a bound arrived somewhere. Returns the level of caution if it has changed.
+    /// Judges messages with a bound that arrived anywhere. Returns the caution if its level has changed.
     pub fn on_judged(&mut self, judged: Judged, bulk: bool, now: Instant) -> Option<Caution> {
         self.judged_at = now;
         let before = self.caution.filter(|_| bulk)?;
@@ -264,7 +264,7 @@ impl Lead {
         (caution.level() != before.level()).then_some(*caution)
     }
 
-    /// Looks whether loops are judged at all. Returns the level of caution where it has changed.
+    /// Checks whether loops are judged at all. Returns the caution if its level has changed.
     pub fn look(&mut self, now: Instant) -> Option<Caution> {
         let blind = now.since(self.judged_at) >= BLIND_AFTER;
         let caution = self.caution.as_mut().filter(|caution| blind && caution.is_calm())?;
@@ -272,7 +272,7 @@ impl Lead {
         Some(*caution)
     }
 
-    /// Returns the flows that are to sample later, and by how much.
+    /// Returns the flows that should sample later, and by how much.
     pub fn shifts(&mut self, now: Instant) -> Vec<((RobotId, u8), Duration)> {
         let target = self.target.filter(|target| self.flows.contains_key(target));
         self.target = target.or_else(|| self.flows.keys().next().copied());
@@ -308,12 +308,12 @@ impl Lead {
     }
 }
 
-/// A level of caution as it goes over the wire.
+/// Encodes a level of caution for the wire.
 pub(super) fn level_to_wire(caution: &Caution) -> u8 {
     ((caution.level() + 1.0) * LEVEL_PARTS).round() as u8
 }
 
-/// A level of caution that came over the wire.
+/// Decodes a level of caution from the wire.
 pub(super) fn level_from_wire(level: u8) -> f64 {
     f64::from(level) / LEVEL_PARTS - 1.0
 }
@@ -349,7 +349,8 @@ mod tests {
         }
     }
 
-    /// Loop number `k`, whose perceptions take `messages_ms`; the robots tell that their last one took `took_ms`.
+    /// Runs loop number `k`, whose perceptions take `messages_ms`. The robots report that their last loop took
+    /// `took_ms`.
     fn run(lead: &mut Lead, k: u64, messages_ms: u64, took_ms: u64, bulk: bool) -> Option<Caution> {
         let began = 33 * k;
         let mut changed = None;
@@ -368,7 +369,7 @@ mod tests {
         for k in 1..30 {
             run(&mut lead, k, 5, 28, true);
         }
-        // Loop 30 takes 15 ms longer, all of it on the air, as loop 31's perceptions tell; loop 32's arrival ends it.
+        // Loop 30 takes 15 ms longer, all of it on the air, as loop 31's perceptions report. Loop 32's arrival ends it.
         run(&mut lead, 30, 12, 28, true);
         run(&mut lead, 31, 5, 43, true);
         let level = run(&mut lead, 32, 5, 28, true).map(|caution| caution.level());
@@ -380,7 +381,7 @@ mod tests {
         assert!(stranger.is_none(), "it begins no loop");
     }
 
-    /// Once, a perception that arrived over two paths counted for the missing one.
+    /// In an earlier version, a perception that arrived over two paths counted for the missing one.
     #[test]
     fn inference_begins_when_each_flow_has_arrived() {
         let mut lead = lead();

@@ -1,14 +1,14 @@
-//! Local preemption: the protection windows that bulk keeps out of, and whether a bulk packet may go over a path now
-//! (001, sections IV-B and IV-C, algorithm 2).
+//! Local preemption: decides the protection windows that bulk keeps out of, and whether a bulk packet may go over a
+//! path now (Deng 2022, sections IV-B and IV-C, algorithm 2).
 //!
-//! [`Local`] has one window planner ([`crate::windows`]) for all control that this robot knows of, and one gate
-//! ([`crate::gate`]) for each path, as each leads into a card of its own. Every window goes to all gates. While no loop is
-//! late there are none ([`Caution::is_calm`]).
+//! [`Local`] has one window planner ([`crate::windows`]) for all control that this robot knows about. It has one gate
+//! ([`crate::gate`]) for each path, because each path has its own card. Every window goes to all gates. While no loop
+//! is late there are none ([`Caution::is_calm`]).
 //!
-//! Windows for commands go by when the current loop began: its last moments before its bound are kept clear, unless the
-//! leader's commands are out by then ([`LoopEnds`], decision 4).
+//! Windows for commands follow from the start of the current loop. Its last moments before the bound are kept clear,
+//! unless the leader's commands are out by then ([`LoopEnds`], decision 4).
 //!
-//! Left out: permits, which `global` keeps, and how careful to be, which the leader decides (`lead`).
+//! Left out: permits, which `global` keeps, and the caution, which the leader decides (`lead`).
 
 use serde::{Deserialize, Serialize};
 
@@ -22,46 +22,46 @@ use crate::schedwifi::Schedule;
 use crate::windows::{PlannerConfig, Window, WindowAction, WindowPlanner};
 use crate::{Duration, Instant, RobotId};
 
-/// Deepest queue for which completion times are kept.
+/// Greatest queue depth for which completion times are kept.
 const DEPTH_MAX: usize = 512;
-/// For how long nobody may lead before bulk of programs that know nothing of Coorp goes without a permit; a new leader is
-/// found sooner.
+/// Time without a leader after which bulk of programs that know nothing about Coorp goes without a permit. A new leader
+/// is found sooner.
 const LEADERLESS_MAX: Duration = Duration::from_secs(2);
-/// How long before a window the last acknowledgements go: about as long as another robot's aggregate, for which they wait.
+/// How long before a window the last acknowledgements go: about the duration of another robot's aggregate, for which
+/// they wait.
 const ACKNOWLEDGING: Duration = Duration::from_millis(2);
-/// Completions of one aggregate come within this of each other, even acknowledgements that had to wait for the air
-/// themselves.
+/// Maximum time between completions of one aggregate, including acknowledgements that had to wait for the air.
 const TOGETHER: Duration = Duration::from_micros(500);
 
-/// Why bulk is held.
+/// The reason why bulk is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// This robot has no permit.
     NoPermit {
         /// The leader, as far as is known.
         leader: Option<RobotId>,
-        /// The robots that hold permits; known on the leader alone.
+        /// The robots that hold permits; known only on the leader.
         holders: Vec<RobotId>,
     },
-    /// For a protection window.
+    /// There is a protection window.
     Window {
         /// The window.
         window: Window,
         /// The flows whose messages are awaited in it.
         flows: Vec<FlowKey>,
     },
-    /// Enough is on its way.
+    /// The backlog on its way is large enough.
     Backlog {
         /// Packets on their way.
         n: usize,
-        /// How long one behind them would take.
+        /// How long a packet behind them would take.
         takes: Duration,
-        /// The bound on that.
+        /// The bound on that time.
         most: Duration,
     },
 }
 
-/// Where windows come from.
+/// The source of windows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Source {
     None,
@@ -73,12 +73,12 @@ enum Source {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Local {
     source: Source,
-    /// Set if windows are kept for the ends of loops too.
+    /// Set if there are windows for the ends of loops too.
     ends: Option<LoopEnds>,
     caution: Caution,
-    /// One for each path; none if the policy has none.
+    /// The gates, one for each path; none if the policy has none.
     gates: Vec<Gate>,
-    /// What each gate learns from.
+    /// The aggregates that each gate learns from.
     aggregates: Vec<Aggregates>,
 }
 
@@ -140,7 +140,7 @@ impl Local {
         }
     }
 
-    /// The policy that windows are predicted by; `None` if they are not.
+    /// Returns the settings for predicting windows; `None` if they are not predicted.
     pub fn policy(&self) -> Option<&LocalConfig> {
         match &self.source {
             Source::Predicted(_, policy) => Some(policy),
@@ -153,7 +153,7 @@ impl Local {
         self.policy().is_some_and(|policy| policy.shared_windows)
     }
 
-    /// The windows planned since the last call go to the gates. Returns whether a gate has opened.
+    /// Passes the windows planned since the last call to the gates. Returns whether a gate has opened.
     pub fn settle(&mut self, journal: &mut Journal) -> bool {
         while let Some(action) = self.planner_mut().and_then(WindowPlanner::poll) {
             let window = match action {
@@ -175,7 +175,7 @@ impl Local {
 
     // --- flows ------------------------------------------------------------------------------------------------
 
-    /// Plans for an own flow; one that is known starts anew. Returns whether there was room.
+    /// Plans for one of this robot's flows. A known flow restarts. Returns whether there was room.
     pub fn add_flow(&mut self, flow: u8, period: Option<Duration>) -> bool {
         let Source::Predicted(planner, policy) = &mut self.source else {
             return true;
@@ -190,14 +190,14 @@ impl Local {
         planner.add_flow(FlowKey::Own(flow), config).is_ok()
     }
 
-    /// Plans no longer for a flow.
+    /// Stops planning for a flow.
     pub fn remove(&mut self, flow: FlowKey) {
         if let Some(planner) = self.planner_mut() {
             planner.remove_flow(flow);
         }
     }
 
-    /// An own flow's message is made; `put_off` if that had to wait for something else.
+    /// Records a message of one of this robot's flows; `put_off` if it had to wait for something else.
     pub fn on_message(&mut self, flow: u8, put_off: bool, now: Instant) {
         let Some(planner) = self.planner_mut() else { return };
         if put_off {
@@ -207,19 +207,19 @@ impl Local {
         }
     }
 
-    /// An own flow's message has left.
+    /// Records that a message of one of this robot's flows has left.
     pub fn on_message_sent(&mut self, flow: u8, now: Instant) {
         if let Some(planner) = self.planner_mut() {
             planner.on_message_sent(FlowKey::Own(flow), now);
         }
     }
 
-    /// What is known of an own flow.
+    /// Returns the model of one of this robot's flows.
     pub fn model(&self, flow: u8) -> Option<TimeModel> {
         self.planner()?.time_model(FlowKey::Own(flow))
     }
 
-    /// Plans for another robot's flow, whose model is on this robot's clock to `within`.
+    /// Plans for another robot's flow, whose model is on this robot's clock to within `within`.
     pub fn set_shared(&mut self, flow: FlowKey, model: TimeModel, within: Duration, now: Instant) {
         if let Some(planner) = self.planner_mut() {
             // The planner has room for every flow of every robot.
@@ -227,7 +227,7 @@ impl Local {
         }
     }
 
-    /// How the team's loops end; `None` if it has none or no windows are kept for them.
+    /// Returns the state of the team's loops; `None` if there are none, or no windows for their ends.
     pub fn ends(&self) -> Option<&LoopEnds> {
         self.ends.as_ref()
     }
@@ -240,26 +240,26 @@ impl Local {
     pub fn plan_end(&mut self, now: Instant) {
         let at_risk = self.ends.as_ref().and_then(LoopEnds::at_risk);
         if let (Some(planner), Some(at_risk)) = (self.planner_mut(), at_risk) {
-            // The planner has room for it.
+            // The planner has room for this flow.
             let _ = planner.announce(FlowKey::LoopEnd, at_risk, now);
         }
     }
 
-    /// The current loop needs no window any more.
+    /// Withdraws the current loop's window.
     pub fn end_loop(&mut self, now: Instant) {
         if let Some(planner) = self.planner_mut() {
             planner.withdraw(FlowKey::LoopEnd, now);
         }
     }
 
-    /// Other robots' control has arrived: its window need not wait for it.
+    /// Records other robots' control that has arrived, so that its window need not wait for it.
     pub fn hear(&mut self, messages: impl IntoIterator<Item = Arrived>, now: Instant) {
         let Some(planner) = self.planner_mut() else { return };
         let messages = messages
             .into_iter()
             .filter(|message| usize::from(message.flow) < FLOWS_MAX)
             .map(|message| (FlowKey::Of(message.robot, message.flow), None, message.made_at));
-        // Flows without a model are passed over, so there is room for all.
+        // Flows without a model are skipped, so there is room for all.
         let _ = planner.hear_shared(messages, Duration::ZERO, now);
     }
 
@@ -271,7 +271,7 @@ impl Local {
 
     // --- gates ------------------------------------------------------------------------------------------------
 
-    /// How careful bulk is.
+    /// Returns how careful bulk is.
     pub fn caution(&self) -> Caution {
         self.caution
     }
@@ -309,7 +309,7 @@ impl Local {
         }
     }
 
-    /// When the window ends.
+    /// Returns when the window ends.
     #[inline]
     pub fn window_deadline(&self) -> Option<Instant> {
         match &self.source {
@@ -319,7 +319,7 @@ impl Local {
         }
     }
 
-    /// When a gate that holds bulk opens.
+    /// Returns when a gate that holds bulk opens.
     pub fn gates_deadline(&self) -> Option<Instant> {
         self.gates.iter().filter_map(Gate::next_deadline).min()
     }
@@ -327,13 +327,13 @@ impl Local {
 
 impl Robot {
     /// Returns whether a bulk packet may go over a path on which `n` are on their way. If not, [`Action::Resume`] says
-    /// when to ask again; a hold without a time ends with the next completion.
+    /// when to ask again. A hold without a time ends with the next completion.
     pub fn may_pass(&mut self, path: usize, n: usize, now: Instant) -> bool {
         self.is_permitted(now) && self.passes_gate(path, n, now)
     }
 
-    /// As [`Robot::may_pass`], for programs that know nothing of Coorp: they never agreed to depend on a leader. Once nobody has
-    /// led for [`LEADERLESS_MAX`], only the gate holds them.
+    /// Returns the same as [`Robot::may_pass`], but for programs that know nothing about Coorp, which never agreed to
+    /// depend on a leader. Once there has been no leader for [`LEADERLESS_MAX`], only the gate holds their packets.
     pub fn may_forward(&mut self, path: usize, n: usize, now: Instant) -> bool {
         if self.leader(now).is_some() || now.since(self.led_at) < LEADERLESS_MAX {
             return self.may_pass(path, n, now);
@@ -341,16 +341,16 @@ impl Robot {
         self.passes_gate(path, n, now)
     }
 
-    /// Returns whether acknowledgements of others' bulk may go now. They need no permit, but one that has just gone holds up this
-    /// robot's control for as long as the other robot's bulk keeps the channel.
+    /// Returns whether acknowledgements of others' bulk may go now. They need no permit, but an acknowledgement that
+    /// has just gone delays this robot's control for as long as the other robot's bulk occupies the channel.
     pub fn may_acknowledge(&mut self, now: Instant) -> bool {
         self.plan_windows(now);
         let window = self.window();
         now + ACKNOWLEDGING < window.start || window.end <= now
     }
 
-    /// Plans the next window if this one is over. Called when bulk asks: doing so at each window's end would wake a robot
-    /// without bulk for every control message.
+    /// Plans the next window if this one is over. Called when bulk asks, because planning at each window's end would
+    /// wake a robot without bulk for every control message.
     #[inline]
     fn plan_windows(&mut self, now: Instant) {
         if self.local.window_deadline().is_some_and(|due| now >= due) {
@@ -359,7 +359,8 @@ impl Robot {
         }
     }
 
-    /// As [`Robot::may_pass`], if permits are kept elsewhere, such as where streams are paused.
+    /// Returns the same as [`Robot::may_pass`], but ignores permits. For drivers that enforce permits elsewhere, for
+    /// example by pausing streams.
     #[inline]
     pub fn passes_gate(&mut self, path: usize, n: usize, now: Instant) -> bool {
         self.plan_windows(now);
@@ -372,7 +373,7 @@ impl Robot {
         verdict == Verdict::Pass
     }
 
-    /// Returns how many packets, at most `most`, may go together.
+    /// Returns how many packets, up to `most`, may go together.
     pub fn room(&self, path: usize, n: usize, most: usize, now: Instant) -> usize {
         let gate = self.local.gates.get(path);
         gate.map_or(most, |gate| gate.room(n, most, now))
@@ -383,8 +384,8 @@ impl Robot {
         self.coordinator.is_some() || !self.local.gates.is_empty()
     }
 
-    /// A bulk packet that entered at `entered_at` left at `left_at`; `left` counts the packets that had left when it
-    /// entered, and by now, itself included.
+    /// Records that a bulk packet that entered at `entered_at` left at `left_at`. `left` counts the packets that had
+    /// left when it entered, and that have left now, including this one.
     pub fn on_left(&mut self, path: usize, left: (u64, u64), entered_at: Instant, left_at: Instant) {
         let local = &mut self.local;
         if let (Some(gate), Some(aggregates)) = (local.gates.get_mut(path), local.aggregates.get_mut(path)) {
@@ -396,7 +397,8 @@ impl Robot {
         self.gather_gate(path);
     }
 
-    /// The driver's hook tells that a bulk packet, which entered at `entered_at` behind `ahead` others, has left.
+    /// Records a report of the driver's hook that a bulk packet, which entered at `entered_at` behind `ahead` others,
+    /// has left.
     #[inline]
     pub fn on_completed(&mut self, path: usize, ahead: usize, entered_at: Instant, left_at: Instant) {
         if let Some(gate) = self.local.gates.get_mut(path) {
@@ -405,7 +407,7 @@ impl Robot {
         self.gather_gate(path);
     }
 
-    /// Collects what one gate wants done; when packets leave, no other part wants anything.
+    /// Collects the actions of one gate. When packets leave, no other part has any.
     #[inline]
     fn gather_gate(&mut self, path: usize) {
         if self.local.gates.get_mut(path).and_then(Gate::poll).is_some() {
@@ -413,14 +415,14 @@ impl Robot {
         }
     }
 
-    /// The window that bulk keeps out of, on all paths alike. For a status page: plans nothing.
+    /// Returns the window that bulk keeps out of, the same on all paths. For a status page; plans nothing.
     #[inline]
     pub fn window(&self) -> Window {
         self.local.gates.first().map_or(Window::NONE, Gate::window)
     }
 
-    /// Why a bulk packet would be held that is to go over a path on which `n` are on their way; `None` if it would pass.
-    /// For a status page: decides nothing.
+    /// Returns why a bulk packet would be held on a path on which `n` are on their way; `None` if it would pass. For a
+    /// status page; changes nothing.
     pub fn hold(&self, path: usize, n: usize, now: Instant) -> Option<Hold> {
         if !self.is_permitted(now) {
             return Some(Hold::NoPermit {

@@ -1,7 +1,7 @@
 //! The messages between robots.
 //!
-//! The types are the decisions' own; their serde form is what goes over the wire (in postcard; golden bytes below), so a
-//! change here is a change of protocol. Times are on the clock that the field's text names; a `clock` says whose.
+//! The types belong to the decisions. Their serde form goes over the wire (in postcard; golden bytes below), so a
+//! change here changes the protocol. Times are on the clock that the field's comment names; a `clock` identifies it.
 //!
 //! Left out: the sender, which the transport proves, and the frame around the message.
 
@@ -15,17 +15,17 @@ use crate::{failover, Duration, Instant, RobotId};
 /// The maximum number of control messages in one [`Message::Arrived`].
 pub const ARRIVED_MAX: usize = 24;
 
-/// The name of a robot's clock, unique to one start of one robot.
+/// Identifies a robot's clock, unique to one start of one robot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClockId(pub u64);
 
 impl ClockId {
-    /// The clock of a robot's start.
+    /// Returns the clock of a robot's start.
     pub fn of(robot: RobotId, incarnation: u32) -> Self {
         ClockId(u64::from(robot.0) << 32 | u64::from(incarnation))
     }
 
-    /// Returns whether it names a clock of this robot.
+    /// Returns whether it identifies a clock of this robot.
     pub fn is_of(self, robot: RobotId) -> bool {
         self.0 >> 32 == u64::from(robot.0)
     }
@@ -34,24 +34,25 @@ impl ClockId {
 /// A control message that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrived {
-    /// Its sender.
+    /// The sender.
     pub robot: RobotId,
-    /// The flow's number with its sender.
+    /// The sender's number for the flow.
     pub flow: u8,
-    /// When it was made.
+    /// When the message was made.
     pub made_at: Instant,
 }
 
 /// Data that a sender adds to each control message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// The flow's number with its sender.
+    /// The sender's number for the flow.
     pub flow: u8,
-    /// When it was made: the leader's clock, and the time on it. `None` while the sender does not know that clock.
+    /// When the message was made: the leader's clock, and the time on it. `None` while the sender does not know that
+    /// clock.
     pub made_at: Option<(ClockId, Instant)>,
-    /// How long its sender's last loop took, from perception to command.
+    /// How long the sender's last loop took, from perception to command.
     pub last_loop: Option<Duration>,
-    /// The age at which the message is late, if its publisher states one.
+    /// The age at which the message is late, if the publisher states one.
     pub bound: Option<Duration>,
 }
 
@@ -80,35 +81,37 @@ pub enum Message {
     Models {
         /// The leader's clock, which the models are on.
         clock: ClockId,
-        /// By flow; it is not known when flows that are missing are due.
+        /// Models by flow. It is unknown when missing flows are due.
         models: Vec<(u8, TimeModel)>,
     },
-    /// The leader to a robot that may send bulk: this control has arrived, so bulk need no longer wait for it.
+    /// From the leader to a robot that may send bulk: this control has arrived, so bulk need no longer wait for it.
     Arrived {
         /// The leader's clock, which the times are on.
         clock: ClockId,
-        /// At most [`ARRIVED_MAX`].
+        /// The messages, at most [`ARRIVED_MAX`].
         messages: Vec<Arrived>,
-        /// How careful bulk is to be: fiftieths, from 0 for a level of -1 (`gate::Caution`).
+        /// The level of caution in fiftieths, from 0 for a level of -1 (`gate::Caution`).
         caution: u8,
     },
-    /// The leader to a robot: make the messages of this flow later from now on, so that all robots sample together.
+    /// From the leader to a robot: make the messages of this flow later from now on, so that all robots sample
+    /// together.
     Shift {
-        /// The flow's number with the receiver.
+        /// The receiver's number for the flow.
         flow: u8,
-        /// By how much, less than a period.
+        /// The delay, less than a period.
         later: Duration,
     },
-    /// Over one path: asks whether it is alive.
+    /// Over one path: asks whether the path is alive.
     Probe(Probe),
-    /// Over the same path: it is alive.
+    /// Over the same path: the path is alive.
     Echo(Echo),
-    /// To the leader: how many control messages arrived here within their bound since the last telling.
+    /// To the leader: the number of control messages that arrived here within their bound, and late, since the last
+    /// report.
     Judged(Judged),
 }
 
 impl Message {
-    /// Whether it may go with a control message.
+    /// Returns whether the message may go with a control message.
     pub fn may_ride(&self) -> bool {
         matches!(self, Message::Coordination(_))
     }
@@ -121,8 +124,8 @@ mod tests {
     use crate::paths::PathId;
     use crate::permits::{self, RequestId};
 
-    /// The bytes of each kind. If one changes, robots of different versions misunderstand each other: raise the frames'
-    /// version with it.
+    /// The bytes of each kind. If one changes, robots of different versions misunderstand each other, so raise the
+    /// frames' version with it.
     #[test]
     fn the_wire_form_is_fixed() {
         let at = Instant::from_nanos;

@@ -1,12 +1,14 @@
-//! Which arrival models robots tell each other, and what a robot does with the others' (001, section IV-B).
+//! Decides which arrival models robots send each other, and what a robot does with others' models (Deng 2022, section
+//! IV-B).
 //!
-//! Where the policy shares windows, each robot tells all others when its control is due, on the leader's clock, and each
-//! plans windows for what it was told (decision 5). Telling costs a frame to each, so models are told again only when they
-//! have moved, when a robot may not know them, and every [`TELL_EVERY`], as a frame may have been lost. On the leader, models
-//! also show which sensors sample at another phase than the rest.
+//! If the policy shares windows, each robot tells all others when its control is due, on the leader's clock. Each plans
+//! windows for the models that it received (decision 5). Sending models costs a frame per receiver. So they are sent
+//! again only when they have moved, when a robot may not know them, and every [`TELL_EVERY`], because a frame may have
+//! been lost. On the leader, models also show which sensors sample at a different phase from the rest.
 //!
-//! Left out: flows of programs that know nothing of Coorp, whose messages nobody hears; flows beyond the limit; models that are of no use, as their period is out of bounds or shorter than their
-//! interval; and models from a robot whose clock is not known yet. It soon is, and newcomers are told again.
+//! Left out: flows of programs that know nothing about Coorp, whose messages no robot hears, flows beyond the limit,
+//! and models that are of no use because their period is out of bounds or shorter than their interval. Also left out:
+//! models from a robot whose clock is not known yet. It soon will be, and models are sent again to newcomers.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,20 +20,20 @@ use super::{Action, FlowKey, Message, Robot, Route, FLOWS_MAX};
 
 /// Interval between two checks whether the others still know when this robot's control is due.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// Tolerated error of what they expect.
+/// Tolerated error of the times that others expect.
 const OFF_MAX: Duration = Duration::from_micros(200);
-/// After this time they are told again what they should know.
+/// Time after which models are sent again in any case.
 const TELL_EVERY: Duration = Duration::from_secs(10);
-/// Number of checks that tell newcomers in any case.
+/// Number of checks that send models to newcomers in any case.
 const TELL_ANYWAY: u8 = 3;
 
-/// What the others were told of this robot's models.
+/// The state of this robot's models that the others know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Told {
-    /// By flow.
+    /// The models as last sent, by flow.
     models: Vec<(u8, TimeModel)>,
     at: Instant,
-    /// This many checks tell them in any case.
+    /// Number of checks that still send models in any case.
     anyway: u8,
     check_at: Instant,
 }
@@ -46,12 +48,12 @@ impl Told {
         }
     }
 
-    /// When to call [`Robot::tell_models`].
+    /// Returns when to call [`Robot::tell_models`].
     pub fn next_deadline(&self) -> Instant {
         self.check_at
     }
 
-    /// Returns whether these models are to be told.
+    /// Returns whether to send these models.
     fn is_due(&mut self, models: &[(u8, TimeModel)], now: Instant) -> bool {
         let anyway = self.anyway > 0 || now.since(self.at) >= TELL_EVERY;
         self.anyway = self.anyway.saturating_sub(1);
@@ -63,13 +65,13 @@ impl Told {
 }
 
 impl Robot {
-    /// Tells this robot's models again a few times: a robot is new, or had no clock to read them by.
+    /// Sends this robot's models again a few times, because a robot is new or did not know the clock.
     pub fn tell_models_again(&mut self) {
         self.told.anyway = TELL_ANYWAY;
     }
 
-    /// A robot's links are gone. That does not prove that its process has ended: a link breaks for many reasons, and a
-    /// permit's holder may go on without it until its lease ends.
+    /// Records that a robot's links are gone. That does not prove that its process has ended. A link breaks for many
+    /// reasons, and a permit's holder may continue without it until its lease ends.
     pub fn on_gone(&mut self, robot: RobotId) {
         for flow in 0..FLOWS_MAX as u8 {
             self.forget_shared(robot, flow);
@@ -85,7 +87,7 @@ impl Robot {
         self.set_start((robot, flow), false);
     }
 
-    /// Another robot tells when its control messages are due, all of them, by a clock that is `offset` from this one's.
+    /// Handles the models of all of another robot's flows, on a clock that is `offset` from this robot's.
     pub(super) fn on_models(&mut self, from: RobotId, models: &[(u8, TimeModel)], offset: Offset, now: Instant) {
         if !self.local.shares() {
             return;
@@ -93,7 +95,7 @@ impl Robot {
         let commands = self.leader(now) == Some(from);
         for flow in 0..FLOWS_MAX as u8 {
             let told = models.iter().find(|(told, _)| *told == flow);
-            // Another one would hold bulk all the time, or wake this robot for every nanosecond.
+            // An unusable model would hold bulk all the time, or wake this robot every nanosecond.
             let Some((_, model)) = told.filter(|(_, model)| model.is_usable()) else {
                 self.forget_shared(from, flow);
                 continue;
@@ -111,7 +113,7 @@ impl Robot {
         }
     }
 
-    /// Looks after all that this robot's models and loops show, and tells the models where that is due.
+    /// Runs the periodic checks of this robot's models and loops, and sends the models if that is due.
     pub(super) fn tell_models(&mut self, now: Instant) {
         if !self.local.shares() {
             self.told.check_at = Instant::FAR_FUTURE;
@@ -149,11 +151,11 @@ impl Robot {
         }
     }
 
-    /// Finds out which of this robot's flows begin loops.
+    /// Determines which of this robot's flows begin loops.
     fn see_own_starts(&mut self, models: &[(u8, TimeModel)], now: Instant) {
         let leads = self.leader(now) == Some(self.me);
         for flow in 0..FLOWS_MAX as u8 {
-            // A flow that is not taken begins none.
+            // A flow that is not in use begins no loop.
             if !self.flows[usize::from(flow)].taken {
                 continue;
             }
@@ -164,7 +166,7 @@ impl Robot {
         }
     }
 
-    /// On the leader: tells flows whose phase is off to sample later.
+    /// Tells flows, on the leader, to sample later if their phase is off.
     fn steer(&mut self, now: Instant) {
         let steers = self.local.policy().is_some_and(|policy| policy.steered_phases);
         if !steers || self.leader(now) != Some(self.me) {
@@ -178,8 +180,8 @@ impl Robot {
         }
     }
 
-    /// The leader tells a flow to sample later. Its messages are about to come at another phase, so its model starts anew.
-    /// A flow that has ended in the meantime stays ended.
+    /// Handles the leader's request that a flow sample later. Its messages will soon have a different phase, so its
+    /// model restarts. A flow that has ended in the meantime stays ended.
     pub(super) fn on_shift(&mut self, flow: u8, later: Duration) {
         let Some(own) = self.flows.get(usize::from(flow)).filter(|own| own.taken) else {
             return;
@@ -189,7 +191,7 @@ impl Robot {
     }
 }
 
-/// The model on another clock; its interval is widened by what is not known of that clock.
+/// Converts a model to another clock. Its interval is widened by the uncertainty of that clock.
 fn to_theirs(model: TimeModel, offset: Offset) -> TimeModel {
     TimeModel {
         phase: offset.theirs(model.phase),

@@ -1,10 +1,10 @@
-//! Which of the paths to each other robot carry a control message, and which one bulk.
+//! Decides which of the paths to each other robot carry a control message, and which one carries bulk.
 //!
-//! The decisions are [`crate::paths`] (DupCon, 004): one sender and one listener for each robot that shares several paths
-//! with this one. Path k leads from this robot's interface k to the other's interface k. A robot that shares one path leaves
-//! no choice; that path is not probed, as probes cost air.
+//! [`crate::paths`] makes the decisions (DupCon, Lee): one sender and one listener for each robot that shares several
+//! paths with this one. Path k leads from this robot's interface k to the other's interface k. A robot that shares only
+//! one path leaves no choice. That path is not probed, because probes cost air.
 //!
-//! Left out: paths between different interfaces of two robots, which separate networks do not have.
+//! Left out: paths between different interfaces of two robots, which do not exist in separate networks.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -17,28 +17,28 @@ use crate::{Duration, Instant, RobotId};
 pub struct PathStatus {
     /// The other robot.
     pub to: RobotId,
-    /// Its index among this robot's paths.
+    /// The index among this robot's paths.
     pub path: usize,
-    /// Whether it works.
+    /// Whether the path works.
     pub state: PathState,
-    /// The smoothed round trip, once there was one.
+    /// The smoothed round trip, once one has been measured.
     pub round_trip: Option<Duration>,
-    /// The share of what it carries that is lost or late, smoothed, in millionths.
+    /// The share of copies that is lost or late, smoothed, in millionths.
     pub failures_ppm: u32,
-    /// Its part in the newest control message.
+    /// The path's part in the newest control message.
     pub carries: Carries,
-    /// Whether it carries bulk now.
+    /// Whether the path carries bulk now.
     pub bulk: bool,
 }
 
 /// Whether a path works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// Unknown, as nothing is sent to that robot.
+    /// Unknown, because nothing is sent to that robot.
     Resting,
-    /// The other robot answers over it.
+    /// The other robot answers over the path.
     Alive,
-    /// The other robot does not answer over it.
+    /// The other robot does not answer over the path.
     Dead,
 }
 
@@ -49,14 +49,14 @@ pub enum Carries {
     Nothing,
     /// The message.
     Original,
-    /// Its copy.
+    /// The duplicate.
     Duplicate,
 }
 
 /// The paths of one robot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Peers {
-    /// By robot; `None` if there is no choice.
+    /// The peers by robot; `None` if there is no choice of paths.
     peers: Vec<Option<Peer>>,
     /// The earliest of all senders' deadlines.
     deadline: Instant,
@@ -69,15 +69,15 @@ struct Peer {
     listener: Listener,
     paths: usize,
     deadline: Instant,
-    /// The path that carries bulk, while one does.
+    /// The path that carries bulk, while there is bulk.
     bulk: Option<PathId>,
 }
 
 impl Peers {
-    /// `paths_to` is by robot; this one's own entry is not read.
+    /// Creates the paths of robot `me`. `paths_to` is by robot; the robot's own entry is not read.
     ///
     /// # Errors
-    /// If a robot has more paths than the decisions know.
+    /// If a robot has more paths than [`crate::paths`] supports.
     pub fn new(
         me: RobotId,
         paths_to: &[usize],
@@ -94,7 +94,7 @@ impl Peers {
             let sender =
                 Sender::new(config.clone(), &interfaces, incarnation, now).map_err(|error| error.to_string())?;
             Ok(Some(Peer {
-                // Nothing is sent yet, so nothing is probed.
+                // Nothing has been sent yet, so nothing is probed.
                 deadline: Instant::FAR_FUTURE,
                 sender,
                 listener: Listener::new(paths).map_err(|error| error.to_string())?,
@@ -116,7 +116,7 @@ impl Peers {
             .unwrap_or_default()
     }
 
-    /// Returns the path for bulk to a robot. Ask repeatedly while bulk goes, which keeps the paths probed.
+    /// Returns the path for bulk to a robot. Ask repeatedly while bulk is sent, which keeps the paths probed.
     pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> PathId {
         let best = self.with(to, |peer| {
             let copies = peer.sender.assign(Class::Bulk, now);
@@ -133,26 +133,26 @@ impl Peers {
         }
     }
 
-    /// Whether a path leads to a robot. The only one there is counts as alive.
+    /// Returns whether a path to a robot is alive. A robot's only path always counts as alive.
     pub fn is_alive(&self, to: RobotId, path: PathId) -> bool {
         let peer = self.peers.get(usize::from(to.0)).and_then(Option::as_ref);
         peer.is_none_or(|peer| peer.sender.health(path).is_some_and(|health| health.alive))
     }
 
-    /// A copy of a control message came from a robot.
+    /// Records a copy of a control message from a robot.
     pub fn on_copy(&mut self, from: RobotId, path: PathId, incarnation: u32, number: u32) {
         if let Some(Some(peer)) = self.peers.get_mut(usize::from(from.0)) {
             peer.listener.on_copy(path, incarnation, number);
         }
     }
 
-    /// A robot probes a path. Returns the answer to send over the same path.
+    /// Handles a robot's probe of a path. Returns the answer to send over the same path.
     pub fn on_probe(&mut self, from: RobotId, probe: Probe) -> Option<Echo> {
         let peer = self.peers.get_mut(usize::from(from.0))?.as_mut()?;
         peer.listener.on_probe(probe)
     }
 
-    /// A robot answers a probe of ours.
+    /// Handles a robot's answer to a probe of this robot.
     pub fn on_echo(&mut self, from: RobotId, echo: Echo, now: Instant) {
         self.with(from, |peer| peer.sender.on_echo(echo, now));
     }
@@ -175,12 +175,12 @@ impl Peers {
         self.deadline
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<(RobotId, PathAction)> {
         self.actions.pop_front()
     }
 
-    /// The status of the paths to robots that several paths lead to.
+    /// Returns the status of the paths to robots that are reachable over several.
     pub fn status(&self, now: Instant) -> Vec<PathStatus> {
         let peers = (0u16..).map(RobotId).zip(&self.peers);
         let peers = peers.filter_map(|(to, peer)| Some((to, peer.as_ref()?)));
@@ -201,7 +201,7 @@ impl Peers {
         if peer.deadline < self.deadline {
             self.deadline = peer.deadline;
         } else if before <= self.deadline {
-            // It was the earliest, or tied for it.
+            // The old deadline was the earliest, or equal to it.
             let deadlines = self.peers.iter().flatten().map(|peer| peer.deadline);
             self.deadline = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
         }
@@ -243,7 +243,7 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    /// Two paths to robot 1, one to robot 2.
+    /// Returns the state of a robot with two paths to robot 1 and one to robot 2.
     fn peers(me: u16, duplicate: Duplicate) -> Peers {
         let config = PathConfig {
             duplicate,
@@ -252,7 +252,7 @@ mod tests {
         Peers::new(RobotId(me), &[2, 2, 1], &config, 1, at(0)).unwrap()
     }
 
-    /// Control every 10 ms; `answers` says which paths are answered, 2 ms later.
+    /// Sends control every 10 ms. `answers` says which paths are answered, 2 ms later.
     fn run(paths: &mut Peers, other: &mut Peers, span: std::ops::Range<u64>, answers: [bool; 2]) {
         let mut echoes = VecDeque::new();
         for ms in span {

@@ -1,9 +1,9 @@
-//! Which robots this one reports its published states to: one [`Reporter`] for each topic and robot that gathers it
-//! (002, section IV-A).
+//! Decides which robots this one reports its published states to: one [`Reporter`] for each topic and robot that
+//! gathers it (Dust, section IV-A).
 //!
 //! The transport says which robots gather which topic. A reporter pauses while the topic is not published, and is removed
-//! once the topic is not gathered. States of the next one go on counting where any reporter to that robot has ended: a
-//! tracker that has not noticed the pause would drop smaller numbers as late ones.
+//! once the topic is not gathered. The next reporter to that robot continues the numbers of earlier ones. A tracker
+//! that has not noticed the pause would drop smaller numbers as late.
 
 use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
@@ -13,25 +13,26 @@ use crate::paths::{PathCopy, Sequence};
 use crate::tracker::{Message, Reporter, ReporterAction, StateHeader, TopicId, TrackerConfig};
 use crate::{Instant, RobotId};
 
-/// The maximum number of topics that one robot gathers from this one; further ones get no reports.
+/// The maximum number of topics that one robot gathers from this one. Further topics get no reports.
 pub const REPORTS_MAX: usize = 1_024;
-/// The maximum number of sessions of one robot that gather: one for each path, and twice as many while links are given up.
+/// The maximum number of gathering sessions of one robot: one for each path, and twice as many while links are being
+/// given up.
 const SESSIONS_MAX: usize = 16;
 
 /// A topic, and the robot that gathers it.
 pub type Report = (String, RobotId);
 
-/// A session of a robot that gathers: which start of the robot, and the session's name.
+/// A session of a robot that gathers: the robot's start, and the session's name.
 pub type Session = (String, String);
 
-/// A state that goes to a robot that gathers it, over a path.
+/// A copy of a state for a robot that gathers it, over a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateCopy {
-    /// Its topic, and its receiver.
+    /// The topic and the receiver.
     pub report: Report,
-    /// The topic's id with the receiver.
+    /// The receiver's id for the topic.
     pub topic: TopicId,
-    /// Its header.
+    /// The header.
     pub header: StateHeader,
     /// The path and number of this copy, if there is a choice of paths.
     pub copy: Option<PathCopy>,
@@ -55,16 +56,16 @@ pub struct Reporters {
     /// The number of publishers of each topic.
     published: BTreeMap<String, usize>,
     reports: BTreeMap<Report, Reporting>,
-    /// Of each robot that has gathered.
+    /// The state of each robot that has gathered.
     gatherers: BTreeMap<RobotId, Gatherer>,
     actions: VecDeque<ReportAction>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Gatherer {
-    /// The number of reports to it.
+    /// The number of reports to this robot.
     reports: usize,
-    /// Greater than the number of any state that an ended report has sent it.
+    /// A number greater than those of all states that ended reports have sent to this robot.
     next: Sequence,
 }
 
@@ -77,7 +78,7 @@ struct Reporting {
 }
 
 impl Reporters {
-    /// Reporters that report nothing yet.
+    /// Creates reporters that report nothing yet.
     pub fn new(incarnation: u32) -> Self {
         Reporters {
             incarnation,
@@ -88,13 +89,13 @@ impl Reporters {
         }
     }
 
-    /// A topic has one more publisher.
+    /// Adds a publisher of a topic.
     pub fn publish(&mut self, topic: &str, now: Instant) {
         *self.published.entry(topic.to_owned()).or_default() += 1;
         self.settle(topic, now);
     }
 
-    /// A topic has one publisher less.
+    /// Removes a publisher of a topic.
     pub fn unpublish(&mut self, topic: &str, now: Instant) {
         let left = self.published.get_mut(topic).map(|count| {
             *count -= 1;
@@ -106,7 +107,7 @@ impl Reporters {
         self.settle(topic, now);
     }
 
-    /// A session of a robot starts to gather a topic, or stops.
+    /// Records that a session of a robot starts to gather a topic, or stops.
     pub fn on_gatherer(&mut self, report: Report, session: Session, here: bool, now: Instant) {
         let entry = match self.reports.entry(report.clone()) {
             Entry::Vacant(_) if !here => return,
@@ -141,7 +142,7 @@ impl Reporters {
         self.forget(&report);
     }
 
-    /// Removes a report that nobody gathers any more.
+    /// Removes a report that no session gathers any more.
     fn forget(&mut self, report: &Report) {
         if self.reports.get(report).is_some_and(|entry| !entry.sessions.is_empty()) {
             return;
@@ -156,7 +157,7 @@ impl Reporters {
         }
     }
 
-    /// The robot that gathers sent a message.
+    /// Handles a message of the robot that gathers.
     pub fn on_message(&mut self, report: &Report, message: Message, now: Instant) {
         if let Some(entry) = self.reports.get_mut(report).filter(|entry| entry.running) {
             entry.reporter.on_message(message, now);
@@ -164,7 +165,7 @@ impl Reporters {
         self.gather();
     }
 
-    /// A state was made. Returns its receivers, each with the topic and header for it.
+    /// Records that a state was made. Returns its receivers, each with its topic id and header.
     pub fn on_state(&mut self, topic: &str, now: Instant) -> Vec<(Report, TopicId, StateHeader)> {
         if self.reports.is_empty() {
             return Vec::new();
@@ -181,7 +182,7 @@ impl Reporters {
         states.collect()
     }
 
-    /// The time asked for by [`Reporters::next_deadline`] has come.
+    /// Handles the deadline of [`Reporters::next_deadline`].
     pub fn on_deadline(&mut self, now: Instant) {
         for entry in self.reports.values_mut().filter(|entry| entry.running) {
             entry.reporter.on_deadline(now);
@@ -189,19 +190,19 @@ impl Reporters {
         self.gather();
     }
 
-    /// When to call [`Reporters::on_deadline`] next.
+    /// Returns when to call [`Reporters::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let running = self.reports.values().filter(|entry| entry.running);
         running.filter_map(|entry| entry.reporter.next_deadline()).min()
     }
 
-    /// Whether there is an action to take.
+    /// Returns whether there is an action to take.
     #[inline]
     pub fn is_pressing(&self) -> bool {
         !self.actions.is_empty()
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<ReportAction> {
         self.actions.pop_front()
     }
@@ -214,7 +215,7 @@ impl Reporters {
             if of != topic || run == entry.running {
                 continue;
             }
-            // Once it is left it must be asked before it says anything again.
+            // A reporter that has left sends nothing until it is asked to again.
             if run {
                 entry.reporter.on_new_tracker(now);
             } else {
@@ -247,7 +248,7 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    /// Lets both sides say what they have to say, at once.
+    /// Exchanges all messages of both sides at once.
     fn talk(robot: &mut Reporters, tracker: &mut Tracker<u32>, now: Instant) -> Vec<ReportAction> {
         let mut others = Vec::new();
         robot.on_deadline(now);
@@ -304,7 +305,7 @@ mod tests {
             number += 1;
         };
         state(&mut robot, at(3));
-        // Its publisher ends and another comes; the tracker's process is replaced; its link is lost.
+        // Its publisher ends and another starts; the tracker's process is replaced; its link is lost.
         robot.unpublish("pose", at(4));
         assert_eq!(talk(&mut robot, &mut tracker, at(4)), vec![close.clone()]);
         assert_eq!((robot.on_state("pose", at(4)), tracker.robots().count()), (vec![], 0));

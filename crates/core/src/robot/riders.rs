@@ -1,17 +1,18 @@
-//! Which coordination messages wait for control to the same robot, and go out with it instead of in a frame of their own.
+//! Decides which coordination messages wait for control to the same robot, and go out with it instead of in a separate
+//! frame.
 //!
 //! A frame of a few bytes costs a hundred times the airtime of its bytes. Beats, promises and renewals go to and from each
 //! robot several times a second, and control goes between the same robots more often. A message that may be late waits for
-//! control, at most [`WAIT_MAX`]; after that, or if no control went to its receiver recently, it goes by itself. All such
-//! messages may be late or lost without harm: promises and grants count from when the message that they answer was made
-//! (`failover`, `permits`).
+//! control, at most [`WAIT_MAX`]. After that, or if no control went to its receiver recently, it goes separately. All
+//! these messages may be late or lost without harm, because promises and grants count from when the message that they
+//! answer was made (`failover`, `permits`).
 //!
-//! Control may be lost when coordination is not: it has links of its own, and a newer control message replaces one that has
-//! not gone. So an answer takes the route of its question, and after [`UNANSWERED_MAX`] unanswered questions the next goes by
-//! itself.
+//! Control may be lost when coordination is not, because control has its own links, and a newer control message
+//! replaces one that has not been sent. So an answer takes the route of its question, and after [`UNANSWERED_MAX`]
+//! unanswered questions the next goes separately.
 //!
-//! Left out: peers with several paths, as coordination goes over every path and control does not; and queries for the time,
-//! whose way there and back should be alike.
+//! Left out: peers with several paths, because coordination goes over every path and control does not, and queries for
+//! the time, whose two directions should take equally long.
 
 use std::collections::VecDeque;
 
@@ -23,42 +24,43 @@ use crate::{failover, Duration, Instant, RobotId};
 
 /// The maximum number of messages that go with one control message.
 pub const RIDERS_MAX: usize = 2;
-/// How long a message waits: at 30 control messages a second, one comes in this time.
+/// Maximum time that a message waits. At 30 control messages a second, one is sent within this time.
 const WAIT_MAX: Duration = Duration::from_millis(40);
 /// If no control has gone for this long, messages do not wait for it.
 const REGULAR: Duration = Duration::from_millis(100);
-/// How many questions in a row go with control without an answer. One is often still on its way when the next is asked.
+/// Maximum number of consecutive unanswered questions that go with control. One is often still on its way when the next
+/// is asked.
 const UNANSWERED_MAX: u32 = 2;
 
-/// The messages that wait, by receiver.
+/// The waiting messages, by receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Riders {
     seats: Vec<Seat>,
-    /// When the first of them has waited long enough.
+    /// When the first of the waiting messages has waited long enough.
     due: Instant,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seat {
-    /// Whether one path leads there.
+    /// Whether only one path leads there.
     taken_along: bool,
     /// When a control message last went there.
     control_at: Option<Instant>,
     waiting: VecDeque<Message>,
     due: Instant,
-    /// Whether it answers beats.
+    /// Whether this robot answers beats.
     votes: bool,
-    /// Beats and renewals sent there since it last answered one.
+    /// The numbers of beats and renewals sent there since this robot last answered one.
     beats: u32,
     renewals: u32,
-    /// Whether its newest message came with control.
+    /// Whether the newest message from there came with control.
     came_along: bool,
-    /// The last permit granted to it.
+    /// The last permit granted to this robot.
     granted: Option<Token>,
 }
 
 impl Riders {
-    /// `paths_to` has the number of paths to each robot.
+    /// Creates the state. `paths_to` has the number of paths to each robot.
     pub fn new(paths_to: &[usize], voters: &[RobotId]) -> Self {
         let seats = (0u16..).map(RobotId).zip(paths_to).map(|(robot, paths)| Seat {
             votes: voters.contains(&robot),
@@ -77,7 +79,7 @@ impl Riders {
         }
     }
 
-    /// Takes a message for a robot. Returns it if it is to go at once.
+    /// Takes a message for a robot. Returns it if it must go at once.
     pub fn offer(&mut self, to: RobotId, word: failover::Message, now: Instant) -> Option<Message> {
         let message = Message::Coordination(word);
         let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
@@ -94,7 +96,7 @@ impl Riders {
         None
     }
 
-    /// A message came from a robot, with its control or by itself.
+    /// Records a message from a robot that arrived with its control or separately.
     pub fn on_word(&mut self, from: RobotId, word: &failover::Message, with_control: bool) {
         let Some(seat) = self.seats.get_mut(usize::from(from.0)) else {
             return;
@@ -107,7 +109,7 @@ impl Riders {
         }
     }
 
-    /// A control message for a robot was made. Returns the messages that go with it.
+    /// Records that a control message for a robot was made. Returns the messages that go with it.
     pub fn take(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         let Some(seat) = self.seats.get_mut(usize::from(to.0)) else {
             return Vec::new();
@@ -134,7 +136,7 @@ impl Riders {
         words
     }
 
-    /// When to call [`Riders::on_deadline`] next.
+    /// Returns when to call [`Riders::on_deadline`] next.
     pub fn next_deadline(&self) -> Instant {
         self.due
     }
@@ -146,7 +148,8 @@ impl Riders {
 }
 
 impl Seat {
-    /// Whether the message may wait and go with control: neither bulk nor an election begins or ends with it.
+    /// Returns whether the message may wait and go with control, because it begins or ends neither bulk nor an
+    /// election.
     fn may_wait(&mut self, word: &failover::Message) -> bool {
         match word {
             failover::Message::Beat { .. } => {

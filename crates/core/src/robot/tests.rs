@@ -8,7 +8,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
 }
 
-/// Robot `me` of a team of `robots`, led by robot 0.
+/// Returns robot `me` of a team of `robots`, led by robot 0.
 fn member(policy: &Policy, me: u16, robots: u16) -> Robot {
     let config = RobotConfig::new(policy, RobotId(me), robots, RobotId(0), 1);
     Robot::new(config, at(0)).unwrap()
@@ -26,13 +26,13 @@ fn said(message: failover::Message) -> Message {
     Message::Coordination(message)
 }
 
-/// It makes a control message, which leaves at once.
+/// Lets a robot make a control message, which leaves at once.
 fn make(robot: &mut Robot, flow: FlowId, now: Instant) {
     robot.on_control(flow, now);
     robot.on_control_left(flow, now);
 }
 
-/// A control message arrives, stamped by a clock that is the receiver's own.
+/// Lets a control message arrive that is stamped by the receiver's own clock.
 fn arrive(robot: &mut Robot, from: RobotId, flow: u8, made_at: Instant, now: Instant) {
     let stamp = Stamp {
         flow,
@@ -74,7 +74,8 @@ fn bulk_is_held_while_control_is_due_and_told_when_to_ask_again() {
     assert!(robot.may_pass(0, 0, at(660)), "nothing is due any more");
 }
 
-/// Once, flows of unchanged programs at the control loop's rate were taken for its perceptions, whose commands never came.
+/// In an earlier version, flows of unchanged programs at the control loop's rate counted as its perceptions, whose
+/// commands never arrived.
 #[test]
 fn foreign_flows_have_windows_here_and_no_part_in_the_loop() {
     let mut policy = Policy::named("coorp").unwrap();
@@ -162,7 +163,7 @@ fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
     assert!(robot.may_pass(0, 0, at(200)), "who is gone sends nothing");
 }
 
-/// Once, a period of a nanosecond was believed, and so was an interval longer than the period.
+/// An earlier version accepted a period of a nanosecond, and an interval longer than the period.
 #[test]
 fn a_model_of_no_use_holds_no_bulk() {
     let us = Duration::from_micros;
@@ -254,7 +255,7 @@ fn the_end_of_a_loop_holds_bulk_too() {
     assert!(robot.may_pass(0, 0, at(338)), "who is told of no flow knows no loop");
 }
 
-/// Runs two robots for a time; what they say to each other arrives within a millisecond.
+/// Runs two robots for a time. Their messages to each other arrive within a millisecond.
 fn run_pair(robots: &mut [Robot; 2], from_ms: u64, until_ms: u64) {
     for now in (from_ms..until_ms).map(at) {
         for me in 0..2 {
@@ -295,7 +296,7 @@ fn a_robot_that_hears_nothing_gives_up_being_calm_only_where_it_may_send() {
 #[test]
 fn a_window_ends_when_the_leader_tells_that_its_message_has_come() {
     let mut policy = Policy::named("coorp").unwrap();
-    // The leader hears of two, and tells the holder, once.
+    // The leader hears of two, and tells the holder once.
     let mut leader = member(&policy, 0, 2);
     let leads = run(&mut leader, at(900));
     let beat = leads.iter().find_map(|action| match action {
@@ -385,7 +386,7 @@ fn messages_with_a_bound_are_judged_where_they_arrive_and_weighed_by_the_leader(
     assert_eq!(sender.on_control(flow, at(1)).bound, None);
     sender.set_bound(flow, Some(Duration::from_millis(20)));
     let stamp = sender.on_control(flow, at(100));
-    // Robot 1 does not lead; it knows the leader's clock.
+    // Robot 1 does not lead, but knows the leader's clock.
     let mut receiver = bounded(&local, 1);
     receiver.clocks.on_time(ClockId::of(RobotId(0), 1), [at(80); 4]);
     receiver.on_arrived(RobotId(0), stamp, at(110));
@@ -416,7 +417,7 @@ fn messages_with_a_bound_are_judged_where_they_arrive_and_weighed_by_the_leader(
     assert!(stranger.local.caution().is_calm(), "it does not lead");
 }
 
-/// Once, what was due while there was no leader was lost.
+/// In an earlier version, counts that were due while there was no leader were lost.
 #[test]
 fn judged_messages_wait_for_a_leader() {
     let mut config = RobotConfig::new(&Policy::named("coorp").unwrap(), RobotId(1), 3, RobotId(0), 1);
@@ -452,7 +453,7 @@ fn judged_messages_wait_for_a_leader() {
     let both = Judged { in_time: 1, late: 1 };
     assert_eq!(told(run(&mut robot, at(500))), [(RobotId(0), both)]);
     assert_eq!(told(run(&mut robot, at(600))), [], "all is told");
-    // A robot that comes to lead weighs its own.
+    // A robot that becomes the leader weighs its own counts.
     leads.coordinator = None;
     leads.leader = RobotId(1);
     leads.want_bulk(true, at(301));
@@ -505,7 +506,7 @@ fn models_are_told_while_there_are_any_and_once_when_there_are_none() {
     assert_eq!(told(run(&mut robot, at(60_000))), [0; 0]);
 }
 
-/// A link that broke once freed the permit of a holder that went on sending.
+/// In an earlier version, a broken link freed the permit of a holder that continued to send.
 #[test]
 fn a_permit_outlives_its_holders_link_and_not_its_process() {
     let policy = Policy::named("coorp").unwrap();
@@ -587,7 +588,7 @@ fn a_message_made_as_its_late_loop_ends_was_put_off() {
                 due
             };
             run(&mut robot, made);
-            // The command of the loop before: just before a message that waited for it.
+            // The previous loop's command arrives just before a message that waited for it.
             let command = if late(message) {
                 made
             } else {
@@ -639,7 +640,8 @@ fn clocks_are_asked_for_as_control_goes() {
     assert!(answered, "over the path of the question");
 }
 
-/// Once, the clock of a robot that led again stayed behind that of the leader in between, which nobody asked any more.
+/// In an earlier version, the clock of a robot that led again ranked behind the clock of the leader in between, which
+/// was no longer queried.
 #[test]
 fn the_clock_of_a_leader_that_leads_again_is_the_teams() {
     let mut robot = member(&Policy::named("coorp").unwrap(), 2, 3);
@@ -710,7 +712,7 @@ fn only_a_flow_that_there_is_can_be_shifted() {
     assert_eq!(shifted(&mut robot, 0), [Action::Shift(flow, later)]);
 }
 
-/// Once, turns began anew every ten milliseconds for as long as a robot waited for a permit.
+/// In an earlier version, turns restarted every ten milliseconds for as long as a robot waited for a permit.
 #[test]
 fn turns_wait_for_the_permit() {
     let mut robot = member(&Policy::named("coorp").unwrap(), 1, 3);

@@ -1,8 +1,8 @@
-//! Whom bulk goes to: with several receivers, one at a time (decision 15).
+//! Decides which receiver bulk goes to: with several, one at a time (decision 15).
 //!
-//! A PPDU goes to one station. If packets for several alternate, each PPDU has only the few for one of them: an access
-//! point that sends to four robots at once moves a fifth less than to one. So on each path, one receiver has the *turn* for
-//! [`TURN`], or until nothing more is sent to it; the others wait, as without a permit.
+//! A PPDU goes to one station. If packets for several receivers alternate, each PPDU has only the few for one of them.
+//! An access point that sends to four robots at once moves a fifth less than to one. So on each path, one receiver has
+//! the *turn* for [`TURN`], or until nothing more is sent to it. The others wait, as without a permit.
 //!
 //! Left out: unequal shares.
 
@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 use super::{Action, Robot};
 use crate::{Duration, Instant, RobotId};
 
-/// How long one receiver is sent to while others wait.
+/// Duration of a receiver's turn while others wait.
 const TURN: Duration = Duration::from_millis(250);
-/// A turn in which nothing is sent for this long is over. A window of the gate is hardly longer.
+/// Time without sending after which a turn is over. A window of the gate is hardly longer.
 const IDLE_MAX: Duration = Duration::from_millis(10);
 
 /// The receivers of this robot's bulk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Turns {
-    /// One for each path; none if the policy has no turns.
+    /// The queues, one for each path; none if the policy has no turns.
     paths: Vec<Queue>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Queue {
-    /// The first has the turn.
+    /// The receivers. The first has the turn.
     receivers: VecDeque<RobotId>,
     began: Instant,
     sent_at: Instant,
-    /// When to see whether the turn is over.
+    /// When to check whether the turn is over.
     look_at: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ impl Queue {
         self.look_at = (self.receivers.len() > 1).then_some(over);
     }
 
-    /// Returns whether another receiver has the turn now.
+    /// Checks whether the turn is over, and then begins the next. Returns whether another receiver has the turn now.
     fn look(&mut self, now: Instant) -> bool {
         if self.look_at.is_none_or(|at| now < at) {
             return false;
@@ -73,8 +73,8 @@ impl Turns {
         self.paths.get(path)?.receivers.front().copied()
     }
 
-    /// Bulk to a robot waits for this path, or for none any more. Returns the paths whose turn has changed, or is to be told
-    /// again because its receiver came anew.
+    /// Sets the path that bulk to a robot waits for, if any. Returns the paths whose turn has changed, or must be
+    /// announced again because its receiver joined again.
     fn set_path(&mut self, to: RobotId, path: Option<usize>, now: Instant) -> Vec<usize> {
         let mut changed = Vec::new();
         for (number, queue) in self.paths.iter_mut().enumerate() {
@@ -96,7 +96,7 @@ impl Turns {
         changed
     }
 
-    /// Returns whether bulk to a robot may be sent over a path as far as turns go.
+    /// Returns whether turns allow bulk to a robot to be sent over a path.
     fn has(&self, path: usize, to: RobotId) -> bool {
         self.first(path).is_none_or(|first| first == to)
     }
@@ -109,7 +109,7 @@ impl Turns {
         }
     }
 
-    /// When to call [`Robot::on_deadline`].
+    /// Returns when to call [`Robot::on_deadline`].
     pub fn next_deadline(&self) -> Instant {
         let looks = self.paths.iter().filter_map(|queue| queue.look_at);
         looks.min().unwrap_or(Instant::FAR_FUTURE)
@@ -122,19 +122,19 @@ impl Turns {
             .collect()
     }
 
-    /// No turn ends for now, as this robot may not send.
+    /// Lets no turn end for now, because this robot may not send.
     fn pause(&mut self) {
         self.paths.iter_mut().for_each(|queue| queue.look_at = None);
     }
 
-    /// Turns begin anew, as this robot may send from now on.
+    /// Restarts the turns, because this robot may send from now on.
     pub fn restart(&mut self, now: Instant) {
         self.paths.iter_mut().for_each(|queue| queue.begin(now));
     }
 }
 
 impl Robot {
-    /// Bulk to a robot goes over a path from now on, or waits to; `None` if there is no more.
+    /// Sets the path that bulk to a robot goes over, or waits for, from now on; `None` if there is no more bulk.
     pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>, now: Instant) {
         self.peers.set_bulk(to, path);
         let changed = self.turns.set_path(to, path, now);
@@ -144,17 +144,18 @@ impl Robot {
         self.tell_turns(changed);
     }
 
-    /// A bulk packet to a robot was made. May be told less often: once in a few milliseconds is enough.
+    /// Records that a bulk packet to a robot was made. Calling this once every few milliseconds is enough.
     pub fn on_bulk_sent(&mut self, to: RobotId, path: usize, now: Instant) {
         self.turns.on_sent(path, to, now);
     }
 
-    /// Returns whether bulk to a robot may be sent over a path as far as turns go.
+    /// Returns whether turns allow bulk to a robot to be sent over a path.
     pub fn has_turn(&self, to: RobotId, path: usize) -> bool {
         self.turns.has(path, to)
     }
 
-    /// Looks whether turns are over. Without a permit nothing is sent, which ends none; they begin anew with the next permit.
+    /// Checks whether turns are over. Without a permit nothing is sent, but that ends no turn. Turns restart with the
+    /// next permit.
     pub(super) fn take_turns(&mut self, now: Instant) {
         if now < self.turns.next_deadline() {
             return;

@@ -1,4 +1,4 @@
-//! Messages put together by hand, in both byte orders, and broken ones.
+//! Hand-made messages in both byte orders, and broken ones.
 
 use proptest::prelude::*;
 
@@ -169,7 +169,7 @@ fn what_may_cover_the_whole_message_keeps_it_whole() {
     assert_eq!(content(&many[..8]), None);
 }
 
-/// An announcement as Cyclone DDS and Fast DDS send it.
+/// Builds an announcement as Cyclone DDS and Fast DDS send it.
 fn announcement(little: bool, name: &[u8]) -> Vec<u8> {
     let parameter = |number: u16, value: &[u8]| {
         let padded = [value, &[0; 3][..value.len().wrapping_neg() % 4]].concat();
@@ -227,7 +227,7 @@ fn what_ends_too_soon_is_read_as_far_as_it_tells_its_writer() {
                 writer: Some(guid(IMAGE)),
                 sample_bytes: Some(9_000),
             }),
-            // The heartbeat's writer is not known yet; then there are two writers.
+            // The heartbeat's writer is not known yet, and later there are two writers.
             end if end < sample + 44 + 12 => None,
             _ => Some(Content {
                 writer: None,
@@ -239,7 +239,7 @@ fn what_ends_too_soon_is_read_as_far_as_it_tells_its_writer() {
 }
 
 proptest! {
-    /// Whatever comes, the parts have each owned submessage once, and read as what they are.
+    /// For any input, the parts have each writer's submessage once, and parse with the same content.
     #[test]
     fn parts_are_messages_of_one_writer(
         pieces in prop::collection::vec((0u8..24, 0u8..8, any::<bool>(), prop::collection::vec(any::<u8>(), 0..48)), 0..12),

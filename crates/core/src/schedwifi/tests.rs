@@ -1,4 +1,4 @@
-//! Plans of windows, of given flows and of drawn ones.
+//! Schedules for given flows and for random ones.
 
 use super::*;
 use proptest::prelude::*;
@@ -150,8 +150,8 @@ fn no_flows_reserve_nothing() {
 }
 
 proptest! {
-    /// Slots never overlap, around the cycle too; every flow has its share; windows found are never over,
-    /// leave no slot out, and follow one another with a gap.
+    /// Slots never overlap, also around the end of the cycle, and every flow has its share. The windows found are never
+    /// over, leave no slot out, and follow each other with a gap.
     #[test]
     fn slots_never_overlap_and_every_one_is_found(
         flows in prop::collection::vec((0..4usize, 0..1_000u64, 1..12u64), 1..10),

@@ -1,4 +1,4 @@
-//! The offset of another clock, from message exchanges (as in NTP, RFC 5905, sections 8 and 10).
+//! Estimates the offset of another clock from message exchanges (as in NTP, RFC 5905, sections 8 and 10).
 
 use super::Answer;
 use crate::clock::drift_between;
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 /// Number of exchanges to remember.
 const KEPT: usize = 8;
 
-/// The other clock minus this one. Added to a time here it gives the time there.
+/// The other clock minus this one. Added to a time here, it gives the time there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClockOffset {
     nanos: i64,
@@ -21,12 +21,12 @@ impl ClockOffset {
         difference.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// Nanoseconds by which the other clock is ahead; negative if it is behind.
+    /// Returns the nanoseconds by which the other clock is ahead; negative if it is behind.
     pub fn as_nanos(self) -> i64 {
         self.nanos
     }
 
-    /// The time on the other clock when this clock shows `here`.
+    /// Returns the time on the other clock when this clock shows `here`.
     pub fn there(self, here: Instant) -> Instant {
         Instant::from_nanos(here.as_nanos().saturating_add_signed(self.nanos))
     }
@@ -41,12 +41,12 @@ struct Exchange {
 
 impl Exchange {
     fn error(&self, now: Instant) -> Duration {
-        // The two ways may differ by all of their sum.
+        // The delays of the two directions may differ by as much as their sum.
         self.way / 2 + drift_between(now.since(self.at))
     }
 }
 
-/// Estimates another clock.
+/// The estimate of another clock.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct OffsetEstimate {
     exchanges: VecDeque<Exchange>,
@@ -75,7 +75,8 @@ impl OffsetEstimate {
         });
     }
 
-    /// The offset and its error bound, from the exchange with the smallest bound. `None` before the first exchange.
+    /// Returns the offset and its error bound, from the exchange with the smallest bound. `None` before the first
+    /// exchange.
     pub fn offset(&self, now: Instant) -> Option<(ClockOffset, Duration)> {
         let best = self.exchanges.iter().min_by_key(|exchange| exchange.error(now))?;
         Some((best.offset, best.error(now)))

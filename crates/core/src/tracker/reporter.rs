@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// The shortest interval between retransmissions, whatever the configuration says.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
-/// A refused robot asks again after this many intervals.
+/// Number of intervals after which a refused robot asks again.
 const REFUSED_INTERVALS: u64 = 8;
 
 /// The header of a state.
@@ -33,7 +33,7 @@ pub enum ReporterAction {
     Disconnected,
 }
 
-/// Reports a robot's states to the tracker.
+/// The state machine that reports a robot's states to the tracker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reporter {
     config: TrackerConfig,
@@ -50,8 +50,8 @@ pub struct Reporter {
 impl Reporter {
     const OUTBOX_MAX: usize = 16;
 
-    /// A reporter that connects at once. `next` is the number of its first state. Its start must differ from all others of
-    /// this robot, and within a start the tracker must not have seen this number or a greater one.
+    /// Creates a reporter that connects at once. `next` is the number of the first state. Its start must differ from
+    /// all others of this robot, and within a start the tracker must not have seen this number or a greater one.
     pub fn new(config: TrackerConfig, next: Sequence, now: Instant) -> Self {
         Reporter {
             config,
@@ -65,8 +65,8 @@ impl Reporter {
         }
     }
 
-    /// A state was created now (T1). Returns its header and topic. Returns `None` while not connected; that state is
-    /// dropped, because a newer one will follow.
+    /// Records that a state was created now (T1). Returns its topic and header. Returns `None` while not connected. The
+    /// state is then dropped, because a newer one will follow.
     pub fn on_state(&mut self, now: Instant) -> Option<(TopicId, StateHeader)> {
         self.follow_clock(now);
         let topic = self.topic?;
@@ -112,14 +112,14 @@ impl Reporter {
         }
     }
 
-    /// The tracker has been replaced by another one, with another clock.
+    /// Restarts the connection, because another tracker with another clock has replaced the old one.
     pub fn on_new_tracker(&mut self, now: Instant) {
         self.follow_clock(now);
         self.clocks = OffsetEstimate::default();
         self.connect_again(now);
     }
 
-    /// The robot leaves. Send what [`Reporter::poll`] returns; a reporter that is driven further connects again.
+    /// Lets the robot leave. Send what [`Reporter::poll`] returns. A reporter that is driven further connects again.
     pub fn leave(&mut self, now: Instant) {
         self.follow_clock(now);
         let incarnation = self.next.incarnation;
@@ -128,7 +128,7 @@ impl Reporter {
         self.push(ReporterAction::Send(Message::Leave { incarnation }));
     }
 
-    /// The time returned by [`Reporter::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline returned by [`Reporter::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         if self.topic.is_some() && now >= self.heard_at + self.config.silence {
@@ -145,23 +145,23 @@ impl Reporter {
         }
     }
 
-    /// When to call [`Reporter::on_deadline`] next.
+    /// Returns when to call [`Reporter::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let silence = self.topic.map(|_| self.heard_at + self.config.silence);
         silence.into_iter().chain([self.send_at]).min()
     }
 
-    /// The next action, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<ReporterAction> {
         self.outbox.pop_front()
     }
 
-    /// The number of the next state.
+    /// Returns the number of the next state.
     pub fn next_state(&self) -> Sequence {
         self.next
     }
 
-    /// The estimate of the tracker's clock.
+    /// Returns the estimate of the tracker's clock.
     pub fn clocks(&self) -> &OffsetEstimate {
         &self.clocks
     }
@@ -177,7 +177,8 @@ impl Reporter {
         }
     }
 
-    /// After a step back, old deadlines would be too late and old exchanges misleading.
+    /// Resets deadlines and exchanges after the clock has stepped back, because the deadlines would be too late and the
+    /// exchanges misleading.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;

@@ -1,4 +1,4 @@
-//! The tracker's side: which robots are connected, and the newest state of each.
+//! The tracker's side: decides which robots are connected, and the newest state of each.
 
 use super::{reply, Answer, Message, Stamps, StateHeader, TopicId, Topics, TrackerConfig, Updates};
 use crate::paths::{Deduplicator, Delivery, Verdict};
@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The shortest period of lists, whatever the configuration says.
 const PERIOD_MIN: Duration = Duration::from_micros(100);
 
-/// An action for the tracker's owner, to be taken in this order.
+/// An action for the tracker's owner. Actions must be taken in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrackerAction {
     /// Subscribe to this topic. Must happen before the acknowledgement that follows is sent.
     Open(TopicId),
-    /// No robot publishes on this topic any more.
+    /// Unsubscribe: no robot publishes on this topic any more.
     Close(TopicId),
     /// Send this to one robot.
     Send {
@@ -31,16 +31,16 @@ pub enum TrackerAction {
     List,
 }
 
-/// One robot's line on a list.
+/// One robot's entry on a list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Entry<'a, T> {
     /// The robot.
     pub robot: RobotId,
-    /// Its newest state.
+    /// The newest state.
     pub state: &'a T,
     /// T1 to T3.
     pub stamps: Stamps,
-    /// Whether it arrived since the last list.
+    /// Whether the state arrived since the last list.
     pub fresh: bool,
 }
 
@@ -64,7 +64,7 @@ struct Member<T> {
     updates: Updates,
 }
 
-/// Gathers the states of a fleet.
+/// The state machine that gathers the states of a fleet.
 #[derive(Clone, Debug)]
 pub struct Tracker<T> {
     config: TrackerConfig,
@@ -76,7 +76,7 @@ pub struct Tracker<T> {
 }
 
 impl<T> Tracker<T> {
-    /// A tracker without robots; its first list is due one period from now.
+    /// Creates a tracker without robots. Its first list is due one period from now.
     pub fn new(config: TrackerConfig, now: Instant) -> Self {
         let list_at = now + config.period.max(PERIOD_MIN);
         Tracker {
@@ -112,15 +112,15 @@ impl<T> Tracker<T> {
         self.assert_invariants();
     }
 
-    /// A robot's process has ended, as is known by other means than silence.
+    /// Records that a robot's process has ended, known by other means than silence.
     pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
         self.follow_clock(now);
         self.remove(robot);
         self.assert_invariants();
     }
 
-    /// Records a state of robot `from` received on `topic` (T2). Only the newest is kept. A state from an unconnected
-    /// robot, or on another topic than its own, is dropped, and the robot is told to connect.
+    /// Records a state of robot `from` received on `topic` (T2). Only the newest is kept. Drops a state from an
+    /// unconnected robot, or on a topic other than its own, and tells the robot to connect.
     pub fn on_state(&mut self, from: RobotId, topic: TopicId, header: StateHeader, state: T, now: Instant) {
         self.follow_clock(now);
         let incarnation = header.sequence.incarnation;
@@ -171,7 +171,7 @@ impl<T> Tracker<T> {
         list
     }
 
-    /// The time returned by [`Tracker::next_deadline`] has come. Harmless at any other time.
+    /// Handles the deadline returned by [`Tracker::next_deadline`]. Harmless at any other time.
     pub fn on_deadline(&mut self, now: Instant) {
         self.follow_clock(now);
         let silent = |member: &Member<T>| now >= member.heard_at + self.config.silence;
@@ -183,7 +183,7 @@ impl<T> Tracker<T> {
             .collect();
         gone.into_iter().for_each(|robot| self.remove(robot));
         if now >= self.list_at {
-            // Lists keep their phase; missed ones are not caught up.
+            // Lists keep their phase; missed ones are not made up for.
             let period = self.config.period.max(PERIOD_MIN);
             let periods = now.since(self.list_at).as_nanos() / period.as_nanos() + 1;
             self.list_at += period * periods;
@@ -192,7 +192,7 @@ impl<T> Tracker<T> {
         self.assert_invariants();
     }
 
-    /// When to call [`Tracker::on_deadline`] next.
+    /// Returns when to call [`Tracker::on_deadline`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let silences = self
             .members
@@ -201,12 +201,12 @@ impl<T> Tracker<T> {
         silences.chain([self.list_at]).min()
     }
 
-    /// The next action, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<TrackerAction> {
         self.outbox.pop_front()
     }
 
-    /// The connected robots and their update statistics.
+    /// Returns the connected robots and their update statistics.
     pub fn robots(&self) -> impl Iterator<Item = (RobotId, Updates)> + '_ {
         self.members.iter().map(|(robot, member)| (*robot, member.updates))
     }
@@ -284,7 +284,7 @@ impl<T> Tracker<T> {
         }
     }
 
-    /// A clock that steps back would delay old deadlines; they are moved along with it.
+    /// Moves deadlines along with a clock that steps back, which would otherwise delay them.
     fn follow_clock(&mut self, now: Instant) {
         let back = self.clock.since(now);
         self.clock = now;
@@ -326,7 +326,7 @@ fn answer(echo: Instant, now: Instant) -> Answer {
     }
 }
 
-/// The statistics continue across a restart of the robot.
+/// Returns a robot's statistics, which continue across its restarts.
 fn known_updates<T>(member: Option<&Member<T>>) -> Updates {
     member.map_or(Updates::default(), |member| member.updates)
 }

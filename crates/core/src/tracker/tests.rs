@@ -154,7 +154,7 @@ fn who_is_not_connected_is_told_and_who_does_not_fit_is_refused() {
     assert!(it.gather(at(2)).is_empty());
     assert!(connect(&mut it, 1, 1, at(3)).is_some());
     assert_eq!(connect(&mut it, 2, 1, at(4)), None);
-    // The first falls silent, so there is room again.
+    // The first robot falls silent, so there is room again.
     it.on_deadline(at(2_003));
     assert!(actions(&mut it).contains(&TrackerAction::Left(RobotId(1))));
     assert!(connect(&mut it, 2, 1, at(2_004)).is_some());
@@ -351,7 +351,7 @@ impl Fleet {
                 self.carry(robot, Mail::ToTracker(message));
             }
         }
-        // Several per period, so that a fresh one is there whenever the list is made.
+        // Several per period, so that there is a fresh state whenever the list is made.
         if self.now / MS % 11 == robot as u64 {
             if let Some((topic, header)) = self.robots[robot].it.on_state(now) {
                 let key = (robot, self.robots[robot].incarnation);
@@ -396,7 +396,7 @@ impl Fleet {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Robots come, die, leave and restart on a bad network, and the tracker restarts. Afterwards all robots are on the
+    /// Robots join, die, leave and restart on a bad network, and the tracker restarts. Afterwards all robots are on the
     /// list with fresh states.
     #[test]
     fn robots_come_and_go_and_all_are_listed_afterwards(
@@ -461,7 +461,7 @@ proptest! {
         }
     }
 
-    /// Any messages and times: no panic, and the bounds hold.
+    /// Any messages and times cause no panic, and the bounds hold.
     #[test]
     fn garbage_does_no_harm(
         events in prop::collection::vec((0..8u8, 0..6u16, 0..3u32, any::<u64>(), any::<u64>()), 0..200),

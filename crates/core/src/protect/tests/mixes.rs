@@ -1,16 +1,17 @@
-//! Generated traffic of programs, alone and mixed, over a channel of 60 Mbit/s: the class of each, and how soon.
+//! Generated traffic of programs, alone and mixed, over a channel of 60 Mbit/s: the class of each, and how soon it is
+//! found.
 
 use super::*;
 
 const SECONDS: u64 = 10;
 const TICK: Duration = Duration::from_micros(50);
 const BITS_PER_TICK: u64 = 60_000_000 / 20_000;
-/// Packets below the driver, beyond which it takes no more.
+/// Number of packets below the driver from which it takes no more.
 const BELOW_MAX: usize = 16;
-/// From the end of a packet's transmission to the arrival of its acknowledgement.
+/// Time from the end of a packet's transmission to the arrival of its acknowledgement.
 const ANSWER: Duration = Duration::from_millis(4);
 
-/// SplitMix64.
+/// Pseudorandom numbers by SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -22,7 +23,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0 to 1.
+    /// Returns a number from 0 to 1.
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -35,7 +36,7 @@ impl Random {
         -mean * (1.0 - self.share()).ln()
     }
 
-    /// Roughly normal: mean 0, deviation 1.
+    /// Returns an approximately normal number with mean 0 and deviation 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.share()).sum::<f64>() - 6.0
     }
@@ -47,13 +48,13 @@ enum Kind {
     Pose,
     /// 120 B at 100 Hz, up to 0.3 ms late.
     Commands,
-    /// 700 B at 50 Hz over TCP, with an acknowledgement for each answer.
+    /// 700 B at 50 Hz over TCP, with an acknowledgement for each response.
     Telemetry,
     /// 64 B echo requests at 20 Hz.
     Ping,
-    /// As much as the window allows for, as iperf3.
+    /// As much as the window allows, like iperf3.
     Bulk,
-    /// 10 Mbit/s of UDP that nobody paces, in bursts of 250 kB.
+    /// 10 Mbit/s of unpaced UDP, in bursts of 250 kB.
     Maps,
     /// Acknowledgements of bulk: half a dozen for each aggregate of a busy channel, or of a quiet one.
     Acknowledgements,
@@ -62,7 +63,7 @@ enum Kind {
     Video,
     /// Two requests at a time, twice a second on average.
     Lookups,
-    /// Five keys a second, as people type.
+    /// Five keystrokes a second, as people type.
     Typing,
 }
 
@@ -75,7 +76,8 @@ impl Kind {
         }
     }
 
-    /// When it sends how much, in seconds, from `begin` on; nothing for [`Kind::Bulk`], which answers drive.
+    /// Returns what the program sends and when, in seconds, from `begin` on; nothing for [`Kind::Bulk`], whose sending
+    /// depends on acknowledgements.
     fn schedule(self, random: &mut Random, begin: f64) -> Vec<(f64, u32)> {
         let mut out = Vec::new();
         let (mut time, end) = (begin, SECONDS as f64);
@@ -112,18 +114,18 @@ impl Kind {
     }
 }
 
-/// TCP's packets of this length carry nothing.
+/// Length of a TCP packet without payload.
 const BARE: u32 = 52;
 
-/// How much a packet carries, if it is known to carry nothing.
+/// Returns `Some(0)` for a packet that is known to have no payload.
 fn carries(protocol: u8, bytes: u32) -> Option<u32> {
     (protocol == TCP && bytes == BARE).then_some(0)
 }
 
-/// What became of one program.
+/// The observed result for one program.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// Each class that it had, and from which packet on.
+    /// Each class that the flow had, and its first packet in that class.
     classes: Vec<(Class, u64)>,
     delivered_bytes: u64,
     /// The longest wait of a packet.
@@ -136,7 +138,7 @@ impl Seen {
     }
 }
 
-/// A window of TCP: packets that may be on their way.
+/// A TCP window: the number of packets that may be on their way.
 struct Window {
     size: f64,
     on_way: u32,
@@ -236,7 +238,7 @@ fn run(kinds: &[Kind], seed: u64) -> Vec<Seen> {
     seen
 }
 
-/// Each program, its classes, and within how many packets it has the last of them.
+/// Each program, its classes, and the number of packets within which it has the last of them.
 const TABLE: [(Kind, &[Class], u64); 11] = [
     (Kind::Pose, &[Class::Control], 10),
     (Kind::Commands, &[Class::Control], 10),
@@ -288,7 +290,7 @@ fn all_together_they_get_the_same_classes_and_bulk_what_is_left() {
     }
 }
 
-/// Sends one message of a flow at each of these times, in seconds; returns the flow's class after each.
+/// Sends one message of a flow at each of these times, in seconds. Returns the flow's class after each.
 fn classes(messages: impl Iterator<Item = (f64, u32)>, protocol: u8) -> Vec<Class> {
     let mut protect = Protect::new(Config::default());
     let flow = Flow { protocol, ..flow(0) };
@@ -310,7 +312,7 @@ fn classes(messages: impl Iterator<Item = (f64, u32)>, protocol: u8) -> Vec<Clas
     out
 }
 
-/// The times of 500 messages with these gaps between them.
+/// Returns the times of 500 messages with these gaps between them.
 fn after_gaps(seed: u64, gap: impl Fn(&mut Random) -> f64) -> impl Iterator<Item = (f64, u32)> {
     let (mut random, mut time) = (Random(seed), 0.0);
     (0..500).map(move |_| {
@@ -337,7 +339,7 @@ fn irregular_messages_are_not_control() {
     }
 }
 
-/// Between regular and not, chance decides; not too often.
+/// Between regular and irregular, chance decides. It should not do so too often.
 #[test]
 fn messages_that_are_nearly_periodic_are_control_sometimes() {
     let nearly = |random: &mut Random| random.between(0.004, 0.007);
@@ -345,7 +347,7 @@ fn messages_that_are_nearly_periodic_are_control_sometimes() {
     assert!((1..12).contains(&control.count()));
 }
 
-/// Jitter up to a fifth of the period, and one message in fifty that stalls.
+/// Jitter is up to a fifth of the period, and one message in fifty stalls.
 #[test]
 fn periodic_messages_with_jitter_are_control_soon_and_stay_it() {
     for (period, jitter, stalls, soon, late) in [
@@ -420,7 +422,7 @@ fn control_outlasts_a_few_erratic_messages() {
         .all(|class| *class == Class::Control));
 }
 
-/// Programs change: the period, which is told; the size, which ends control; the regularity, which does too.
+/// Programs change their period, which is reported, and their size or regularity, which ends control.
 #[test]
 fn a_flow_that_changes_its_nature_is_taken_anew() {
     let begin = (0..100).map(|message| (f64::from(message) / 30.0, 200));
@@ -432,7 +434,7 @@ fn a_flow_that_changes_its_nature_is_taken_anew() {
     let after = classes(begin.clone().chain(larger), UDP);
     assert!(after[99] == Class::Control && after[103..].iter().all(|class| *class != Class::Control));
 
-    // Slowly, so that it is not the rate.
+    // Slowly, so that the rate is not the reason.
     let larger = (0..200).map(|message| (f64::from(message) / 10.0, if message < 100 { 200 } else { 5_000 }));
     let after = classes(larger, UDP);
     assert!(after[100] == Class::Control && after[106..].iter().all(|class| *class == Class::Ordinary));

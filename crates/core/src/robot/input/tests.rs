@@ -22,7 +22,7 @@ fn config(policy: &str, me: u16) -> RobotConfig {
     config
 }
 
-/// A time around those of the run, which begins at one second and lasts a few.
+/// Generates a time near those of the run, which begins at one second and lasts a few.
 fn instant() -> impl Strategy<Value = Instant> {
     (900u64..6_000).prop_map(|ms| Instant::from_nanos(ms * 1_000_000))
 }
@@ -61,7 +61,7 @@ fn permit() -> impl Strategy<Value = permits::Message> {
     ]
 }
 
-/// One that a robot may tell, or one of any values.
+/// Generates a model that a robot may send, or one with any values.
 fn model() -> impl Strategy<Value = TimeModel> {
     let usual = (span(), instant(), span());
     let odd_span = || prop_oneof![0u64..100, any::<u64>()].prop_map(Duration::from_nanos);
@@ -187,10 +187,10 @@ fn input() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// What a robot was told, and what it answered.
+/// A robot's inputs with their times, and its answers.
 type Told = Vec<(Instant, Input, Answer)>;
 
-/// Tells a robot all of it, each after a while, and lets its deadlines come in between.
+/// Passes inputs to a robot, each after a while, and calls it at its deadlines in between.
 fn drive(robot: &mut Robot, inputs: Vec<(u64, Input)>, now: &mut Instant) -> Told {
     let mut told = Vec::new();
     let mut tell = |robot: &mut Robot, input: Input, now: Instant| {
@@ -212,7 +212,7 @@ fn drive(robot: &mut Robot, inputs: Vec<(u64, Input)>, now: &mut Instant) -> Tol
     told
 }
 
-/// Over the wire form and back.
+/// Returns a copy of a value through its wire form.
 fn copied<T: Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_allocvec(value).unwrap()).unwrap()
 }
