@@ -1,28 +1,28 @@
 //! The medium: decides when each station transmits, for how long, and which frames arrive. EDCA of IEEE 802.11-2020,
 //! 10.23.2.
 //!
-//! All stations hear one another, so the medium is busy or idle for everybody at once and slots line up. Each access
-//! category has a *slot clock* that counts the idle slots after its AIFS; a backoff is a point on that clock. So a
-//! backoff that freezes and resumes needs no work at all, and the next transmission is the smallest of four heap
-//! heads: O(log n) in contending stations.
+//! All stations hear each other, so the medium is busy or idle for all at once, and slots are aligned. Each access
+//! category has a *slot clock* that counts the idle slots after its AIFS. A backoff is a point on that clock. So a
+//! backoff that freezes and resumes costs no computation, and the next transmission is the smallest of four heap heads:
+//! O(log n) in contending stations.
 //!
-//! After a collision bystanders wait EIFS (10.3.2.3.7). A station that was part of it has received nothing: all of its
-//! functions wait for the ACK timeout of its own frame (10.23.2.4 c), so that one whose frame was shorter than the
-//! others' is ahead of everybody. Slots of the three stay aligned here: 60 and 45 us are rounded to 7 and 5 slots.
+//! After a collision, bystanders wait EIFS (10.3.2.3.7). A station that took part in it has received nothing. All of
+//! its functions wait for the ACK timeout of its own frame (10.23.2.4 c), so a station with a shorter frame than the
+//! others is ahead of everybody. The slots of all three stay aligned here: 60 and 45 us are rounded to 7 and 5 slots.
 //!
-//! Where stations ask for a missed block ack ([`Config::block_ack_request`]), a function sends a BlockAckReq in its next
-//! turn and the data only once that is answered. Else it sends the data again at once.
+//! If stations request a missed block ack ([`Config::block_ack_request`]), a function sends a BlockAckReq in its next
+//! turn, and the data only once that is answered. Otherwise it sends the data again at once.
 //!
-//! On a link with losses RTS, CTS and answers are lost too; data whose answer is lost goes again, and its receiver
-//! knows it by its sequence number.
+//! On a link with losses, RTS, CTS and answers are lost too. Data whose answer is lost is sent again, and the receiver
+//! recognises it by its sequence number.
 //!
-//! With an access point, what other stations send to one another goes to it first and waits there in the host queue of
-//! its category, to contend once more. Its driver is asked, and told, about such packets too. A frame to all goes out
-//! from wherever it is sent.
+//! With an access point, packets between other stations go to it first. There they wait in the host queue of their
+//! category, and contend once more. The hooks of its driver apply to these packets too. A frame to all is broadcast
+//! directly by its sender.
 //!
-//! Simplifications: a BlockAckReq after frames that were given up takes no airtime; a frame that arrived counts as
-//! acknowledged also where it is given up because none of its answers did; the medium is busy until an answer's end
-//! where none comes.
+//! Simplifications: a BlockAckReq after frames that were given up takes no airtime. A frame that arrived counts as
+//! acknowledged even if it is given up because none of its answers arrived. If no answer comes, the medium is busy
+//! until the answer would have ended.
 
 mod links;
 
@@ -42,32 +42,34 @@ use crate::phy::{block_ack_bytes, ControlRate, Standard, ACK_BYTES, BLOCK_ACK_RE
 use crate::phy::{PPDU_MAX, SIFS, SLOT};
 use crate::wnic::{Aggregate, AggregateLimit, Dequeued, Ended, Load, Queues};
 
-/// Calls from the air to the layer above: the driver's three hooks (001, section V), and arrivals.
-/// Called from within [`Air`]'s methods; answers to them go through [`Air::send`] afterwards. The driver's hooks name
-/// the station whose driver it is: the packet's sender, or the access point that passes it on.
+/// Calls from the air to the layer above: the driver's three hooks (Deng 2022, section V), and arrivals. [`Air`]'s
+/// methods make these calls; responses go through [`Air::send`] afterwards. The driver's hooks name the driver's
+/// station: the packet's sender, or the access point that relays it.
 pub trait Host {
-    /// The driver is about to take packets of `category` from the host queue, with `load` of it in the WNIC and `most` to
-    /// take. Returns how many it may take before it asks again; zero holds them until [`Air::kick`].
+    /// Decides how many packets of `category` the driver may take from the host queue, with `load` of that category in
+    /// the WNIC and at most `most` to take. The driver asks again after this number; zero holds the packets until
+    /// [`Air::kick`].
     fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, most: u16, now: Instant)
         -> u16;
-    /// The driver handed `packet` to the WNIC.
+    /// Reports that the driver handed `packet` to the WNIC.
     fn enqueued(&mut self, station: StationId, packet: &Packet, now: Instant);
-    /// The driver's completion hook: it counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as
-    /// complete. Over USB that is before it was on the air.
+    /// Reports that the driver counts `packet`, which the WNIC got at `queued_at` behind `ahead` others, as complete
+    /// (the completion hook). Over USB, that is before the packet was on the air.
     fn released(&mut self, station: StationId, packet: &Packet, ahead: u16, queued_at: Instant, now: Instant);
-    /// The transmit status of `packet`, which the WNIC got at `queued_at`: acknowledged, or given up. What the access
-    /// point gives up its sender does not hear of.
+    /// Reports the transmit status of `packet`, which the WNIC got at `queued_at`: acknowledged, or given up. If the
+    /// access point gives up a packet, its sender does not learn of that.
     fn completed(&mut self, station: StationId, packet: &Packet, queued_at: Instant, acknowledged: bool, now: Instant);
-    /// `packet` reached the stack of its receiver. A group addressed one reaches several, one call each, with the
-    /// receiver in `to`; its transmit status comes after them and is always an acknowledgement but after a collision.
+    /// Reports that `packet` reached the stack of its receiver. A group-addressed packet reaches several, with one call
+    /// for each and the receiver in `to`. Its transmit status follows, and is always an acknowledgement except after a
+    /// collision.
     fn delivered(&mut self, packet: &Packet, now: Instant);
-    /// The host queue dropped `packet`.
+    /// Reports that the host queue dropped `packet`.
     fn dropped(&mut self, station: StationId, packet: &Packet, now: Instant);
-    /// Something was on the air. For drawing it; by default nobody looks.
+    /// Reports a transmission that was on the air, for drawing. Does nothing by default.
     fn transmitted(&mut self, _transmission: &Transmission) {}
 }
 
-/// How a transmission ended.
+/// The outcome of a transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// At least one MPDU arrived.
@@ -78,33 +80,33 @@ pub enum Outcome {
     Collided,
 }
 
-/// A PPDU, or the RTS that stood for it, on the air.
+/// A PPDU, or the RTS in its place, on the air.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmission {
     /// The sender.
     pub from: StationId,
     /// The receiver, or all.
     pub to: StationId,
-    /// In which category.
+    /// The category.
     pub category: AccessCategory,
-    /// MPDUs in it.
+    /// The number of MPDUs.
     pub frames: u16,
-    /// First bit of the PPDU (of the RTS, where that collided).
+    /// The first bit of the PPDU, or of the RTS if that collided.
     pub start: Instant,
-    /// Last bit.
+    /// The last bit.
     pub end: Instant,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
 /// Counters of the MAC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MacCounters {
-    /// Times that two or more stations sent at once.
+    /// The number of times that two or more stations sent at once.
     pub collisions: u64,
-    /// MPDUs that had to be sent again.
+    /// The number of MPDUs that had to be sent again.
     pub retries: u64,
-    /// Airtime of data PPDUs, collided ones included.
+    /// Airtime of data PPDUs, including collided ones.
     pub data: Duration,
     /// Airtime of RTS, CTS, acknowledgements and the SIFS between them.
     pub control: Duration,
@@ -115,12 +117,12 @@ fn is_lost(loss: f64, rng: &mut Xoshiro256PlusPlus) -> bool {
     loss > 0.0 && ((rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64) < loss
 }
 
-/// Whether a packet that has reached the station `at` has further to go.
+/// Returns whether a packet that has reached the station `at` has to go further.
 fn is_relayed(packet: &Packet, at: StationId) -> bool {
     at != StationId::GROUP && packet.to != at
 }
 
-/// A span in slots, rounded: everybody's slots are taken to line up.
+/// Converts a span to slots, rounded, because all slots are assumed to be aligned.
 fn slots(span: Duration) -> u64 {
     (span.as_nanos() + SLOT.as_nanos() / 2) / SLOT.as_nanos()
 }
@@ -129,15 +131,16 @@ fn slots(span: Duration) -> u64 {
 #[derive(Clone, Copy, Debug)]
 struct Contender {
     cw: u16,
-    /// Where its backoff ends on its category's slot clock.
+    /// The end of the backoff on the category's slot clock.
     backoff_end: u64,
-    /// It waits for its turn (in `waiting`, unless its station is among the `colliders`) or is sending.
+    /// Whether the function waits for its turn (in `waiting`, unless its station is among the `colliders`) or is
+    /// sending.
     engaged: bool,
-    /// Times that its next turn's BlockAckReq was sent in vain, if that is what it sends.
+    /// The number of times that a BlockAckReq was sent in vain, if the next turn sends one.
     request: Option<u8>,
 }
 
-/// A station that was part of the last collision.
+/// A station that took part in the last collision.
 #[derive(Clone, Copy, Debug)]
 struct Collider {
     station: StationId,
@@ -152,12 +155,12 @@ struct Exchange {
     aggregate: Aggregate,
     /// Start of the PPDU.
     start: Instant,
-    /// End of the transmission opportunity; None where one PPDU is all.
+    /// End of the transmission opportunity; `None` for a single PPDU.
     txop_end: Option<Instant>,
 }
 
 impl Exchange {
-    /// Its PPDU, or the RTS before it, which ended at `end`.
+    /// Returns the record of the PPDU, or of the RTS before it, which ended at `end`.
     fn transmission(&self, end: Instant, outcome: Outcome) -> Transmission {
         Transmission {
             from: self.station,
@@ -174,25 +177,25 @@ impl Exchange {
 /// A sender's view of the end of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// No CTS after its RTS, so it does not send the data.
+    /// No CTS after the RTS, so the sender does not send the data.
     NoCts,
-    /// No acknowledgement of its data.
+    /// No acknowledgement of the data.
     Missed,
-    /// The answer, or it needs none.
+    /// The answer arrived, or none is needed.
     Heard,
 }
 
-/// One of several that send at once.
+/// One of several functions that send at once.
 #[derive(Clone, Copy, Debug)]
 struct Party {
     station: StationId,
     category: AccessCategory,
     aggregate: Aggregate,
-    /// It is sent again if it meets others: to one station, not to all.
+    /// Whether the frame is sent again after a collision: if it is to one station, not to all.
     retried: bool,
-    /// Only its RTS was on the air.
+    /// Whether only the RTS was on the air.
     announced: bool,
-    /// When its own frame ends.
+    /// When this party's frame ends.
     end: Instant,
 }
 
@@ -202,7 +205,7 @@ enum Medium {
     Idle(Instant),
     /// A PPDU is on the air until the deadline.
     Ppdu(Exchange),
-    /// It, or the RTS before it, ended and is being answered.
+    /// A PPDU, or the RTS before it, has ended and is being answered.
     Answer(Exchange, Answer),
     /// Stations collide until the deadline.
     Collision(Vec<Party>),
@@ -215,19 +218,20 @@ pub struct Air {
     stations: Vec<Queues>,
     contenders: Vec<[Contender; 4]>,
     slot_clock: [u64; 4],
-    /// Contenders of each category by the end of their backoff. Every contending function has one entry, those of
-    /// `colliders` aside.
+    /// Contenders of each category by the end of their backoff. Every contending function has one entry, except those
+    /// of `colliders`.
     waiting: [BinaryHeap<Reverse<(u64, u16)>>; 4],
-    /// Slots from the medium's idling to the start of a bystander's AIFS: none, or after a collision EIFS - AIFS.
+    /// Slots from when the medium became idle to the start of a bystander's AIFS: none, or after a collision EIFS -
+    /// AIFS.
     late: u64,
-    /// Stations whose functions are not that late, until the next contention is decided.
+    /// Stations whose functions have their own lateness, until the next contention is decided.
     colliders: Vec<Collider>,
     medium: Medium,
     deadline: Instant,
     links: Links,
     /// Packets that the access point has received and not relayed yet.
     to_relay: Vec<Packet>,
-    /// Kept between contentions for their memory.
+    /// Buffers kept between contentions to reuse their memory.
     winners: Vec<(StationId, AccessCategory)>,
     sending: Vec<(StationId, AccessCategory, Aggregate)>,
     rng: Xoshiro256PlusPlus,
@@ -235,7 +239,7 @@ pub struct Air {
 }
 
 impl Air {
-    /// A channel where nothing has happened yet. The same seed and calls give the same events.
+    /// Creates a channel on which nothing has happened yet. The same seed and calls give the same events.
     pub fn new(config: Config, seed: u64) -> Air {
         let count = usize::from(config.stations);
         let contenders = [0, 1, 2, 3].map(|i: usize| {
@@ -271,22 +275,23 @@ impl Air {
         }
     }
 
-    /// Sets one direction between two stations apart from the default link, or changes it as they move.
+    /// Sets the link in one direction between two stations, instead of the default link, or changes it as they move.
     pub fn set_link(&mut self, from: StationId, to: StationId, link: Link) {
         self.links.set(from, to, link);
     }
 
-    /// `station` is switched off: what waits in its host queue is gone. What its WNIC has already taken still goes out.
+    /// Empties the host queue of `station`, which is switched off. Packets that its WNIC has already taken still go
+    /// out.
     pub fn purge<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
         self.stations[usize::from(station.0)].purge(&mut |dropped| host.dropped(station, &dropped, now));
     }
 
-    /// The MAC's counters so far.
+    /// Returns the MAC's counters so far.
     pub fn counters(&self) -> &MacCounters {
         &self.counters
     }
 
-    /// The stack of `packet.from` sends. Call with `now` no earlier than any call before.
+    /// Sends a packet from the stack of `packet.from`. `now` must not be earlier than in any call before.
     pub fn send<H: Host>(&mut self, packet: Packet, now: Instant, host: &mut H) {
         if let Some(dropped) = self.queue(packet, now) {
             host.dropped(packet.from, &dropped, now);
@@ -295,25 +300,25 @@ impl Air {
     }
 
     /// Puts `packet` into its sender's host queue without waking the driver: for many packets at once, followed by
-    /// one [`Air::kick`]. Gives back the packet that the queue dropped for it, if any.
+    /// one [`Air::kick`]. Returns the packet that the queue dropped to make room, if any.
     #[inline]
     pub fn queue(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
         self.stations[usize::from(packet.from.0)].push(packet, now)
     }
 
-    /// A gate of `station` opened, or packets were queued: its driver asks for packets again.
+    /// Lets the driver of `station` ask for packets again, because a gate opened or packets were queued.
     pub fn kick<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
         self.pull(station, now, host);
         self.contend_for_ready(station, now);
         self.plan();
     }
 
-    /// When [`Air::on_deadline`] wants to be called; [`Instant::FAR_FUTURE`] while nobody has anything to send.
+    /// Returns when to call [`Air::on_deadline`]; [`Instant::FAR_FUTURE`] while no station has anything to send.
     pub fn next_deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Does what is due at the deadline.
+    /// Processes everything that is due at the deadline.
     pub fn on_deadline<H: Host>(&mut self, host: &mut H) {
         let now = self.deadline;
         match std::mem::replace(&mut self.medium, Medium::Idle(now)) {
@@ -324,7 +329,7 @@ impl Air {
         }
     }
 
-    /// The driver takes what the WNIC has room for and the gate lets pass, highest category first.
+    /// Takes the packets for which the WNIC has room and that the gate lets pass, highest category first.
     fn pull<H: Host>(&mut self, station: StationId, now: Instant, host: &mut H) {
         let queues = &mut self.stations[usize::from(station.0)];
         loop {
@@ -360,8 +365,8 @@ impl Air {
         }
     }
 
-    /// A function has something to send: it goes on with its backoff, draws one if the medium is busy, or sends at
-    /// the next slot boundary if the medium has been idle for AIFS (10.23.2.2).
+    /// Lets a function contend, because it has something to send. It continues its backoff, draws one if the medium is
+    /// busy, or sends at the next slot boundary if the medium has been idle for AIFS (10.23.2.2).
     fn contend(&mut self, station: StationId, category: AccessCategory, now: Instant) {
         let clock = self.slot_clock[category.index()];
         let aifsn = u64::from(self.config.edca[category.index()].aifsn);
@@ -381,7 +386,7 @@ impl Air {
         self.wait(station, category);
     }
 
-    /// Has a function wait for the end of its backoff.
+    /// Lets a function wait for the end of its backoff.
     fn wait(&mut self, station: StationId, category: AccessCategory) {
         if !self.colliders.iter().any(|collider| collider.station == station) {
             let backoff_end = self.contenders[usize::from(station.0)][category.index()].backoff_end;
@@ -389,25 +394,25 @@ impl Air {
         }
     }
 
-    /// Slots from the medium's idling to the start of a station's AIFS.
+    /// Returns the slots from when the medium became idle to the start of a station's AIFS.
     fn lateness(&self, station: StationId) -> u64 {
         let collider = self.colliders.iter().find(|collider| collider.station == station);
         collider.map_or(self.late, |collider| collider.late)
     }
 
-    /// A backoff in slots, uniform over [0, CW].
+    /// Draws a backoff in slots, uniform over [0, CW].
     fn draw_backoff(&mut self, station: StationId, category: AccessCategory) -> u64 {
         let cw = self.contenders[usize::from(station.0)][category.index()].cw;
         (u64::from(self.rng.next_u32()) * (u64::from(cw) + 1)) >> 32
     }
 
-    /// First slot boundary after SIFS, counted from it, at which some function of this category sends.
+    /// Returns the first slot boundary, counted from SIFS, at which some function of this category sends.
     fn boundary(&self, category: AccessCategory) -> Option<u64> {
         let Reverse((backoff_end, _)) = self.waiting[category.index()].peek()?;
         Some(self.boundary_of(category, *backoff_end, self.late))
     }
 
-    /// The boundary at which a backoff has ended that counts only from `late` slots on.
+    /// Returns the boundary at which a backoff that counts only from `late` slots on has ended.
     fn boundary_of(&self, category: AccessCategory, backoff_end: u64, late: u64) -> u64 {
         late + self.aifsn(category) + backoff_end.saturating_sub(self.slot_clock[category.index()])
     }
@@ -416,7 +421,7 @@ impl Air {
         u64::from(self.config.edca[category.index()].aifsn)
     }
 
-    /// The functions of the last collision's stations that contend, with the boundary at which each sends.
+    /// Returns the contending functions of the last collision's stations, with the boundary at which each sends.
     fn collider_boundaries(&self) -> impl Iterator<Item = (StationId, AccessCategory, u64)> + '_ {
         self.colliders.iter().flat_map(move |Collider { station, late }| {
             let functions = &self.contenders[usize::from(station.0)];
@@ -430,7 +435,7 @@ impl Air {
         })
     }
 
-    /// Sets the deadline while the medium is idle: the earliest slot boundary at which somebody sends.
+    /// Sets the deadline while the medium is idle: the earliest slot boundary at which a station sends.
     fn plan(&mut self) {
         if let Medium::Idle(since) = self.medium {
             let everybody = AccessCategory::ALL
@@ -461,7 +466,7 @@ impl Air {
         for (station, category) in winners.drain(..) {
             let internal = sending.iter().any(|(other, ..)| *other == station);
             if internal {
-                // A lower category of a station that sends anyway: as after a collision (10.23.2.4).
+                // A lower category of a station that sends anyway is treated as after a collision (10.23.2.4).
                 self.fail(station, category);
                 self.back_off(station, category);
             } else if let Some(aggregate) = self.aggregate(station, category, self.first_limit(station, category)) {
@@ -492,8 +497,9 @@ impl Air {
         (self.winners, self.sending) = (winners, sending);
     }
 
-    /// Somebody sends at this boundary. Backoffs count down at every boundary from AIFS on, this one included, at
-    /// which the winners send instead (10.23.2.4); those of the last collision's stations from their own start on.
+    /// Advances backoffs to this boundary, at which a station sends. Backoffs count down at every boundary from AIFS
+    /// on, including this one, at which the winners send instead (10.23.2.4). Those of the last collision's stations
+    /// count from their own start on.
     fn count_down(&mut self, boundary: u64, winners: &[(StationId, AccessCategory)]) {
         let before = self.slot_clock;
         for (clock, edca) in self.slot_clock.iter_mut().zip(&self.config.edca) {
@@ -514,7 +520,7 @@ impl Air {
         }
     }
 
-    /// Airtime of RTS and CTS with the gaps after them, where they open a PPDU of this duration.
+    /// Returns the airtime of RTS and CTS with the gaps after them, if they precede a PPDU of this duration.
     fn rts_cts(&self, control: ControlRate, ppdu: Duration) -> Duration {
         if ppdu > self.config.rts_over {
             control.rts() + SIFS + control.cts() + SIFS
@@ -523,8 +529,8 @@ impl Air {
         }
     }
 
-    /// Airtime before a PPDU of this duration. A frame to all has no RTS, since no single station could answer it. Neither
-    /// has a BlockAckReq.
+    /// Returns the airtime before a PPDU of this duration. A frame to all has no RTS, since no single station could
+    /// answer it. Neither has a BlockAckReq.
     fn opening(&self, station: StationId, aggregate: &Aggregate, ppdu: Duration) -> Duration {
         match aggregate {
             Aggregate {
@@ -535,7 +541,7 @@ impl Air {
         }
     }
 
-    /// How long the first PPDU of a function's transmission opportunity may last.
+    /// Returns how long the first PPDU of a function's transmission opportunity may last.
     fn first_limit(&self, station: StationId, category: AccessCategory) -> Duration {
         let txop = self.config.edca[category.index()].txop;
         let to = self.stations[usize::from(station.0)].destination(category);
@@ -551,7 +557,7 @@ impl Air {
         control.block_ack(self.config.block_ack_frames)
     }
 
-    /// How long the acknowledgement of a PPDU lasts, and its size in bytes.
+    /// Returns how long the acknowledgement of a PPDU lasts, and its size in bytes.
     fn acknowledgement(&self, station: StationId, aggregate: &Aggregate) -> (Duration, u32) {
         let control = self.links.get(station, aggregate.to).control;
         if aggregate.frames == 1 {
@@ -561,7 +567,7 @@ impl Air {
         }
     }
 
-    /// How long a PPDU lasts.
+    /// Returns how long a PPDU lasts.
     fn ppdu(&self, station: StationId, aggregate: &Aggregate) -> Duration {
         match aggregate.frames {
             0 => self.links.get(station, aggregate.to).control.block_ack_request(),
@@ -569,8 +575,8 @@ impl Air {
         }
     }
 
-    /// The contents of a function's next PPDU of at most `limit`; no frames for a BlockAckReq. A single frame may take
-    /// longer.
+    /// Returns the contents of a function's next PPDU of at most `limit`; no frames for a BlockAckReq. A single frame
+    /// may take longer.
     fn aggregate(&self, station: StationId, category: AccessCategory, limit: Duration) -> Option<Aggregate> {
         let queues = &self.stations[usize::from(station.0)];
         let edca: &Edca = &self.config.edca[category.index()];
@@ -583,7 +589,7 @@ impl Air {
         let timing = self.links.timing(station, to);
         let spacing_s = self.config.wnic.mpdu_spacing.as_secs_f64();
         let limit = AggregateLimit {
-            // Nobody could acknowledge an A-MPDU to all (10.12.4).
+            // No station could acknowledge an A-MPDU to all (10.12.4).
             frames: if to == StationId::GROUP { 1 } else { edca.ampdu_frames },
             bytes: edca.ampdu_bytes.min(timing.bytes_within(limit)),
             window: self.config.block_ack_frames,
@@ -611,7 +617,7 @@ impl Air {
         self.medium = Medium::Ppdu(exchange);
     }
 
-    /// Whether an RTS and the CTS after it survive.
+    /// Draws whether an RTS and the CTS after it survive.
     fn hears_cts(&mut self, station: StationId, to: StationId) -> bool {
         self.survives(station, to, RTS_BYTES) && self.survives(to, station, CTS_BYTES)
     }
@@ -622,7 +628,7 @@ impl Air {
         !is_lost(loss, &mut self.rng)
     }
 
-    /// The counter that a PPDU's airtime goes to.
+    /// Returns the counter for a PPDU's airtime.
     fn airtime(&mut self, aggregate: &Aggregate) -> &mut Duration {
         match aggregate.frames {
             0 => &mut self.counters.control,
@@ -668,7 +674,7 @@ impl Air {
         self.relay(now, host);
     }
 
-    /// The access point queues what has come to be passed on.
+    /// Queues, at the access point, the packets that it has received to relay.
     fn relay<H: Host>(&mut self, now: Instant, host: &mut H) {
         let Some(point) = self.config.access_point.filter(|_| !self.to_relay.is_empty()) else {
             return;
@@ -684,7 +690,7 @@ impl Air {
         self.contend_for_ready(point, now);
     }
 
-    /// The answer to a PPDU as its sender hears it, and how long it takes.
+    /// Draws the answer to a PPDU as its sender hears it, and returns how long it takes.
     fn answer(&mut self, station: StationId, aggregate: &Aggregate, survivors: u16) -> (Duration, Answer) {
         if aggregate.to == StationId::GROUP {
             return (Duration::ZERO, Answer::Heard);
@@ -697,8 +703,8 @@ impl Air {
         }
     }
 
-    /// Delivers a group addressed frame to every station whose link does not lose it. Nobody acknowledges, so for the
-    /// sender it has arrived.
+    /// Delivers a group-addressed frame to every station whose link does not lose it. No station acknowledges it, so
+    /// for the sender it has arrived.
     fn reach_all<H: Host>(&mut self, station: StationId, category: AccessCategory, now: Instant, host: &mut H) -> u16 {
         let (links, rng) = (&self.links, &mut self.rng);
         let others = (0..self.config.stations)
@@ -721,7 +727,7 @@ impl Air {
             aggregate,
             ..
         } = exchange;
-        // Until the next PPDU or idle time is settled the medium counts as busy.
+        // The medium counts as busy until the next PPDU or idle time is settled.
         self.medium = Medium::Answer(exchange, answer);
         if answer == Answer::NoCts {
             let end = exchange.start + self.links.get(station, aggregate.to).control.rts();
@@ -729,7 +735,7 @@ impl Air {
         }
         let queues = &self.stations[usize::from(station.0)];
         let frames = match aggregate.frames {
-            // The answer to a BlockAckReq tells of all frames that may have been sent.
+            // The answer to a BlockAckReq covers all frames that may have been sent.
             0 if answer == Answer::Heard => queues.sent_before(category),
             frames => frames,
         };
@@ -808,8 +814,8 @@ impl Air {
         function.cw = (2 * function.cw.min(u16::MAX / 2 - 1) + 1).min(edca.cw_max);
     }
 
-    /// Nobody answered a PPDU, of which `again` frames are left: whether the function's next one is a BlockAckReq. One
-    /// is asked for as often as a frame is retried.
+    /// Decides, after an unanswered PPDU with `again` frames left, whether the function's next one is a BlockAckReq. A
+    /// block ack is requested as often as a frame is retried.
     fn request_next(&mut self, station: StationId, category: AccessCategory, unanswered: &Aggregate, again: u64) {
         let function = &mut self.contenders[usize::from(station.0)][category.index()];
         function.request = match function.request {
@@ -818,7 +824,7 @@ impl Air {
         };
     }
 
-    /// Draws a backoff after a transmission, whether or not more waits (post-backoff), and contends if it does.
+    /// Draws a backoff after a transmission, whether or not more packets wait (post-backoff), and contends if they do.
     fn back_off(&mut self, station: StationId, category: AccessCategory) {
         let backoff_end = self.slot_clock[category.index()] + self.draw_backoff(station, category);
         let engaged = self.stations[usize::from(station.0)].ready(category);
@@ -870,7 +876,7 @@ impl Air {
     }
 
     fn on_collision_end<H: Host>(&mut self, parties: &[Party], now: Instant, host: &mut H) {
-        // Busy until all parties are dealt with.
+        // Busy until all parties are handled.
         self.medium = Medium::Collision(Vec::new());
         self.part(parties, now);
         for Party {
@@ -894,7 +900,7 @@ impl Air {
                 self.counters.retries += again;
                 self.request_next(*station, *category, aggregate, again);
             }
-            // Without acknowledgements a sender to all does not know that it met others.
+            // Without acknowledgements, a sender to all does not notice a collision.
             if *retried {
                 self.fail(*station, *category);
             }
@@ -908,8 +914,8 @@ impl Air {
         self.idle_from(now);
     }
 
-    /// Takes the functions of the collision's stations from those that wait with everybody: they do so from the ACK
-    /// timeout of what their station sent, and from the idle medium where nobody was to acknowledge that.
+    /// Removes the functions of the collision's stations from the common waiting lists. They wait from the ACK timeout
+    /// of their station's frame, or from when the medium became idle if no station had to acknowledge that frame.
     fn part(&mut self, parties: &[Party], now: Instant) {
         let timeout = |party: &Party| match party.retried {
             true => slots((party.end + self.config.phy.ack_timeout()).since(now)),
@@ -926,7 +932,7 @@ impl Air {
                 .filter(|function| function.engaged)
                 .count()
         };
-        // The function that has sent counts as engaged and waits nowhere.
+        // The function that has sent counts as engaged and is in no list.
         if parties.iter().any(|party| engaged(party) > 1) {
             for waiting in &mut self.waiting {
                 waiting.retain(|Reverse((_, station))| !parties.iter().any(|party| party.station.0 == *station));
@@ -944,7 +950,7 @@ impl Air {
         now: Instant,
         host: &mut H,
     ) -> u64 {
-        // Passed up only after all completions are told: both need the host.
+        // Passed up only after all completions are reported, because both need the host.
         let hop = self.stations[usize::from(station.0)].destination(category);
         let mut in_sequence: Vec<Packet> = Vec::new();
         let on_air = self.stations[usize::from(station.0)].completes_on_air();

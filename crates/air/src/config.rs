@@ -58,13 +58,13 @@ pub struct Config {
     pub retries_max: u8,
     /// Frames that a block ack covers: 64, or 256 in 802.11ax.
     pub block_ack_frames: u16,
-    /// Whether bystanders wait EIFS after a collision, which they do where they notice that there was a frame.
+    /// Whether bystanders wait EIFS after a collision, as they do if they notice that there was a frame.
     pub eifs: bool,
-    /// Whether a missed block ack is asked for before its frames go again.
+    /// Whether a missed block ack is requested before its frames are sent again.
     pub block_ack_request: bool,
     /// The access point, which relays frames between the other stations; `None` if they send directly.
     pub access_point: Option<StationId>,
-    /// How many stations there are.
+    /// The number of stations.
     pub stations: u16,
     /// Every station's WNIC.
     pub wnic: Wnic,

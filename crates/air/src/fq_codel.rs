@@ -1,12 +1,12 @@
-//! The host queue: which packet the driver gets next, as in mac80211's FQ-CoDel (RFC 8290).
+//! The host queue: decides which packet the driver gets next, as in mac80211's FQ-CoDel (RFC 8290).
 //!
 //! One queue serves one station and access category. Each destination in it corresponds to a TXQ of mac80211, and
 //! destinations take turns. Within a destination, flows share by deficit round robin with a small quantum. A new flow
 //! goes first, so sparse flows pass fat ones. CoDel ([`coorp_core::codel`]) drops at the head of a flow whose packets wait
 //! too long. If the queue is full, the flow with the most bytes loses its oldest packet, as in mac80211 up to Linux 5.10.
 //!
-//! Left out: airtime fairness (a turn is one packet, or whatever the caller makes of [`FqCodel::next_destination`]),
-//! airtime queue limits, the memory limit in addition to the packet limit, hash collisions between flows (up to
+//! Left out: airtime fairness (a turn is one packet, or as long as the caller of [`FqCodel::next_destination`] makes
+//! it), airtime queue limits, the memory limit in addition to the packet limit, hash collisions between flows (up to
 //! [`MAX_FLOWS`] flows have separate queues), and sharing the packet limit between all categories of a radio.
 //!
 //! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet. The WNIC leaves
@@ -38,7 +38,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The values of mac80211.
+    /// Returns the values of mac80211.
     fn default() -> Self {
         Config {
             packet_limit: 8192,
@@ -52,10 +52,10 @@ impl Default for Config {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
     pub packet: Packet,
-    /// When it entered the queue, then when it entered the WNIC.
+    /// When the packet entered the queue; later, when it entered the WNIC.
     pub queued_at: Instant,
     next: u32,
-    /// What the WNIC knows of it.
+    /// The WNIC's data about the packet.
     pub frame: Frame,
 }
 
@@ -81,7 +81,7 @@ impl List {
 struct Slab {
     nodes: Vec<Node>,
     free: u32,
-    /// How many are on lists.
+    /// The number of packets on lists.
     len: usize,
 }
 
@@ -110,7 +110,7 @@ impl Slab {
         self.len += 1;
     }
 
-    /// Takes the list's first packet off it; it stays in the slab.
+    /// Removes the first packet from the list. It stays in the slab.
     #[inline]
     fn take_first(&mut self, list: &mut List) -> Option<(u32, &Node)> {
         let at = list.head;
@@ -133,7 +133,7 @@ impl Slab {
     }
 }
 
-/// Which of its destination's lists contains the flow.
+/// The list of its destination that contains a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Out,
@@ -161,7 +161,7 @@ struct Destination {
     new_flows: List,
     old_flows: List,
     packets: u32,
-    /// Whether it is in the turn list; `next` is then its successor.
+    /// Whether the destination is in the turn list; `next` is then its successor.
     in_turn: bool,
     next: u32,
     /// The queue of the flows that did not fit in the table.
@@ -188,7 +188,7 @@ pub struct FqCodel {
     backlogs: Vec<u32>,
     /// First flow of each bucket; their number is a power of two.
     buckets: Vec<u32>,
-    /// The flow found last and its key: packets come in bursts of one flow.
+    /// The flow found last and its key, because packets arrive in bursts of one flow.
     recent: (u64, u32),
     destinations: Vec<Destination>,
     /// The index of each station in `destinations`, by station number.
@@ -197,7 +197,7 @@ pub struct FqCodel {
 }
 
 impl FqCodel {
-    /// An empty queue. A limit or quantum out of range is clamped.
+    /// Creates an empty queue. A limit or quantum out of range is clamped.
     pub fn new(config: Config) -> Self {
         let config = Config {
             packet_limit: config.packet_limit.clamp(1, PACKET_LIMIT_MAX),
@@ -227,7 +227,8 @@ impl FqCodel {
         self.push_via(packet.to, packet, now)
     }
 
-    /// The same for a packet that goes to `hop` first: the destination that it waits for. One flow always has one.
+    /// Enqueues a packet that goes to `hop` first, which is the destination that it waits for. All packets of one flow
+    /// must have the same hop.
     pub fn push_via(&mut self, hop: StationId, packet: Packet, now: Instant) -> Option<Packet> {
         let destination = self.destination_of(hop);
         let flow = self.flow_of(&packet, destination);
@@ -303,7 +304,7 @@ impl FqCodel {
         count
     }
 
-    /// A packet that was taken and not released.
+    /// Returns a packet that was taken and not released.
     #[inline]
     pub(crate) fn node(&self, node: u32) -> &Node {
         &self.slab.nodes[node as usize]
@@ -320,8 +321,8 @@ impl FqCodel {
         self.slab.release(node)
     }
 
-    /// The destination's first flow has nothing left. A new one then waits one round behind the old ones: otherwise it
-    /// could count as new again at once and starve them.
+    /// Handles the empty queue of the destination's first flow. A new flow then waits one round behind the old ones.
+    /// Otherwise it could count as new again at once and starve them.
     fn run_empty(&mut self, destination: u32, flow: u32, standing: Standing) {
         self.remove_first_flow(destination, standing);
         let old_wait = self.destinations[destination as usize].old_flows.head != NONE;
@@ -330,8 +331,8 @@ impl FqCodel {
         }
     }
 
-    /// The destination's first flow has sent what it may, and goes behind the others. One without others gets all the
-    /// rounds that it needs at once.
+    /// Ends the round of the destination's first flow, which moves behind the others. A flow without others gets all
+    /// the rounds that it needs at once.
     fn end_round(&mut self, destination: u32, flow: u32, standing: Standing) {
         let quantum = i32::from(self.config.quantum_bytes);
         let Destination { old_flows, .. } = &self.destinations[destination as usize];
@@ -347,7 +348,7 @@ impl FqCodel {
         }
     }
 
-    /// The destination whose turn it is; passes the turn on to the next one with packets.
+    /// Returns the destination whose turn it is, and passes the turn on to the next one with packets.
     pub fn next_destination(&mut self) -> Option<StationId> {
         while self.turns.head != NONE {
             let first = self.turns.head;
@@ -363,23 +364,23 @@ impl FqCodel {
         None
     }
 
-    /// The number of packets in the queue.
+    /// Returns the number of packets in the queue.
     pub fn len(&self) -> usize {
         self.slab.len
     }
 
-    /// The number of packets in the queue to this destination.
+    /// Returns the number of packets in the queue to this destination.
     pub fn len_for(&self, to: StationId) -> usize {
         self.find_destination(to)
             .map_or(0, |at| self.destinations[at as usize].packets as usize)
     }
 
-    /// Whether the queue is empty.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.slab.len == 0
     }
 
-    /// Drops everything; calls `dropped` for each packet.
+    /// Drops everything. Calls `dropped` for each packet.
     pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
         for flow in 0..self.flows.len() as u32 {
             while let Some(packet) = self.remove_oldest(flow) {
@@ -388,7 +389,7 @@ impl FqCodel {
         }
     }
 
-    /// Takes the flow's next packet, and tells whether CoDel drops it.
+    /// Takes the flow's next packet. Returns it with whether CoDel drops it.
     #[inline]
     fn take(&mut self, destination: u32, at: u32, now: Instant) -> Option<(u32, bool)> {
         let flow = &mut self.flows[at as usize];
@@ -417,7 +418,7 @@ impl FqCodel {
         Some(packet)
     }
 
-    /// The flow with the most bytes; the first one of equals.
+    /// Returns the flow with the most bytes; the first one among equals.
     fn fattest(&self) -> Option<u32> {
         let most = *self.backlogs.iter().max()?;
         self.backlogs
@@ -455,7 +456,7 @@ impl FqCodel {
         at
     }
 
-    /// The index of the packet's flow, which is created if new.
+    /// Returns the index of the packet's flow, which is created if new.
     fn flow_of(&mut self, packet: &Packet, destination: u32) -> u32 {
         let key = u64::from(packet.to.0) << 32 | u64::from(packet.flow.0);
         if self.recent.0 == key {
@@ -569,7 +570,7 @@ impl FqCodel {
     }
 }
 
-/// A packet's contribution to its flow's backlog. Never zero, so that a flow with packets never looks empty.
+/// Returns a packet's contribution to its flow's backlog. Never zero, so that a flow with packets never looks empty.
 fn cost_bytes(packet: &Packet) -> u32 {
     u32::from(packet.bytes.max(1))
 }

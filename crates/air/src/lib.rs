@@ -1,15 +1,14 @@
 //! One 802.11 channel with its stations, as a discrete-event model without its own clock.
 //!
-//! The same [`Air`] is driven by virtual time in a simulation and by the wall clock in an emulation. The caller tells
-//! it what is sent and when ([`Air::send`]). It returns when it wants to be called again ([`Air::next_deadline`]), and
-//! tells its [`Host`] what the driver and the receivers would see.
+//! The same [`Air`] is driven by virtual time in a simulation and by the wall clock in an emulation. The caller passes
+//! packets with their times ([`Air::send`]). The air returns when to call it again ([`Air::next_deadline`]), and
+//! reports to its [`Host`] what the driver and the receivers would see.
 //!
 //! Layers, from the bottom: [`phy`] (durations), [`link`] (rates and losses), [`channel`] (who transmits when: EDCA,
 //! TXOPs, RTS/CTS, acknowledgements), the WNIC with its queues, [`fq_codel`] (the host queue), [`tcp`].
 //!
-//! Not modelled: hidden stations (all hear all), capture (frames that collide are lost), 160 MHz, MU-MIMO and OFDMA,
-//! power save, beacons and management frames.
-//! `docs/fidelity.md` has the effect of the first two.
+//! Not modelled: hidden stations (all stations hear each other), capture (frames that collide are lost), 160 MHz,
+//! MU-MIMO and OFDMA, power save, beacons and management frames. `docs/fidelity.md` has the effect of the first two.
 
 pub mod channel;
 pub mod config;

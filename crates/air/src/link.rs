@@ -27,7 +27,7 @@ pub struct Link {
 const LOSS_BYTES: f64 = 1500.0;
 
 impl Link {
-    /// Share lost of frames of `bytes`, where every byte of an MPDU has the same part in its loss.
+    /// Returns the share of frames of `bytes` that is lost, if every byte of an MPDU contributes equally to its loss.
     pub fn loss_of(&self, bytes: u32) -> f64 {
         if self.loss <= 0.0 {
             return 0.0;
@@ -36,7 +36,7 @@ impl Link {
     }
 }
 
-/// Fastest MCS of a standard.
+/// Returns the fastest MCS of a standard.
 pub const fn mcs_max(standard: Standard) -> u8 {
     match standard {
         Standard::N => 7,
@@ -45,8 +45,8 @@ pub const fn mcs_max(standard: Standard) -> u8 {
     }
 }
 
-/// The link for a signal-to-noise ratio of `snr_db` (over the whole channel width) on `streams` streams. Streams share
-/// the power, so each has 10 log10(streams) dB less.
+/// Returns the link for a signal-to-noise ratio of `snr_db` (over the whole channel width) on `streams` streams.
+/// Streams share the power, so each has 10 log10(streams) dB less.
 pub fn from_snr(standard: Standard, streams: u8, snr_db: f64) -> Link {
     let stream_db = snr_db - 10.0 * f64::from(streams.max(1)).log10();
     let fits = |mcs: &u8| mpdu_loss(*mcs, stream_db) <= 0.1;
@@ -64,7 +64,7 @@ fn mpdu_loss(mcs: u8, snr_db: f64) -> f64 {
     1.0 / (1.0 + (-log_odds).exp())
 }
 
-/// Path loss: how strong a signal is at a distance.
+/// Path loss: the parameters that give the strength of a signal at a distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathLoss {
     /// Transmit power in dBm.
@@ -76,7 +76,7 @@ pub struct PathLoss {
 }
 
 impl PathLoss {
-    /// Signal-to-noise ratio in dB at `distance_m` metres; distances below 1 m count as 1 m.
+    /// Returns the signal-to-noise ratio in dB at `distance_m` metres. Distances below 1 m count as 1 m.
     pub fn snr_db(&self, distance_m: f64) -> f64 {
         self.tx_power_dbm - LOSS_DB_AT_1_M - 10.0 * self.exponent * distance_m.max(1.0).log10() - self.noise_dbm
     }
@@ -85,7 +85,7 @@ impl PathLoss {
 /// A robot's position over time: along its waypoints and back to the first, at constant speed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Track {
-    /// Corners of the route, in metres. A single one: the robot does not move.
+    /// Corners of the route, in metres. With a single one, the robot does not move.
     waypoints_m: Vec<[f64; 2]>,
     /// Distance along the route from the first waypoint to each, and finally back to the first, in metres.
     way_m: Vec<f64>,
@@ -93,7 +93,7 @@ pub struct Track {
 }
 
 impl Track {
-    /// A route through `waypoints_m` at `speed_mps`. `None` without waypoints.
+    /// Creates a route through `waypoints_m` at `speed_mps`. Returns `None` without waypoints.
     pub fn new(waypoints_m: Vec<[f64; 2]>, speed_mps: f64) -> Option<Track> {
         let first = *waypoints_m.first()?;
         let mut way_m = vec![0.0];
@@ -109,12 +109,12 @@ impl Track {
         })
     }
 
-    /// Whether it ever moves.
+    /// Returns whether the robot ever moves.
     pub fn moves(&self) -> bool {
         self.speed_mps > 0.0 && self.way_m.last().is_some_and(|length| *length > 0.0)
     }
 
-    /// The position `seconds` after the start, in metres.
+    /// Returns the position `seconds` after the start, in metres.
     pub fn at(&self, seconds: f64) -> [f64; 2] {
         let length = self.way_m.last().copied().unwrap_or(0.0);
         if !self.moves() {
@@ -139,7 +139,7 @@ impl Track {
     }
 }
 
-/// Euclidean distance between two points, in metres.
+/// Returns the Euclidean distance between two points, in metres.
 pub fn distance_m(a: [f64; 2], b: [f64; 2]) -> f64 {
     (a[0] - b[0]).hypot(a[1] - b[1])
 }
@@ -175,7 +175,7 @@ mod tests {
         };
         assert_eq!((loss_of(0.0, 1500), loss_of(1.0, 14)), (0.0, 1.0));
         assert!((loss_of(0.3, 1500) - 0.3).abs() < 1e-12);
-        // Two halves of a frame survive as often as the frame.
+        // Both halves of a frame survive as often as the frame.
         assert!(((1.0 - loss_of(0.3, 750)).powi(2) - 0.7).abs() < 1e-12);
     }
 

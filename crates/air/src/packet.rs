@@ -34,7 +34,7 @@ impl AccessCategory {
         AccessCategory::Background,
     ];
 
-    /// 0 for AC_VO to 3 for AC_BK.
+    /// Returns 0 for AC_VO to 3 for AC_BK.
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -43,7 +43,7 @@ impl AccessCategory {
 /// One IP packet in flight. Small and `Copy`, because queues hold it by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its flow. FQ-CoDel separates flows by it, and the layer above finds the owner by it.
+    /// The flow. FQ-CoDel separates flows by it, and the layer above finds the owner by it.
     pub flow: FlowId,
     /// Opaque to the air: a sequence number, a message and fragment number, or an acknowledgement's index.
     pub tag: u64,
@@ -55,6 +55,6 @@ pub struct Packet {
     pub to: StationId,
     /// The category in which it is queued.
     pub category: AccessCategory,
-    /// When the layer above handed it to the host queue.
+    /// When the layer above handed the packet to the host queue.
     pub sent_at: Instant,
 }

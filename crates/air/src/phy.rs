@@ -1,4 +1,4 @@
-//! How long transmissions take on the air: 802.11n, ac and ax in the 5 GHz band.
+//! Computes how long transmissions take on the air: 802.11n, ac and ax in the 5 GHz band.
 //!
 //! Preambles, symbols, modulation and coding follow IEEE 802.11-2020 clauses 17 (legacy frames), 19 (HT) and 21
 //! (VHT) and 802.11ax-2021 clause 27 (HE SU). Left out: 160 MHz, MU-MIMO and OFDMA, STBC, HE packet extension,
@@ -21,7 +21,7 @@ pub(crate) const BLOCK_ACK_REQUEST_BYTES: u32 = 24;
 const BLOCK_ACK_64_BYTES: u32 = 32;
 const BLOCK_ACK_256_BYTES: u32 = 56;
 
-/// Which amendment the data frames follow.
+/// The amendment that the data frames follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standard {
     /// 802.11n, HT.
@@ -54,7 +54,7 @@ pub struct Rate {
     pub streams: u8,
 }
 
-/// A legacy rate that control frames are sent at.
+/// A legacy rate for control frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlRate {
     mbps: u16,
@@ -87,7 +87,7 @@ pub struct Timing {
 }
 
 impl Phy {
-    /// Timing of data PPDUs at `rate`. An MCS beyond the table counts as its last.
+    /// Returns the timing of data PPDUs at `rate`. An MCS beyond the table counts as its last.
     pub fn timing(&self, rate: Rate) -> Timing {
         let (bits, numerator, denominator) = MODULATION[usize::from(rate.mcs).min(MODULATION.len() - 1)];
         let streams = u32::from(rate.streams.max(1));
@@ -111,7 +111,7 @@ impl Phy {
         }
     }
 
-    /// Timing of data PPDUs that every station must be able to decode: legacy OFDM at 6 Mbit/s (17.3.2).
+    /// Returns the timing of data PPDUs that every station must be able to decode: legacy OFDM at 6 Mbit/s (17.3.2).
     pub fn basic_timing(&self) -> Timing {
         Timing {
             preamble_ns: 20_000,
@@ -136,8 +136,8 @@ impl Phy {
         }
     }
 
-    /// The rate of control frames on a link whose data is sent at `rate`: the highest mandatory one that is not above
-    /// the data's non-HT reference rate (10.6.6.5, table 10-10), nor above the channel's own.
+    /// Returns the rate of control frames on a link whose data is sent at `rate`: the highest mandatory one that is not
+    /// above the data's non-HT reference rate (10.6.6.5, table 10-10), nor above the channel's own.
     pub fn control_rate(&self, rate: Rate) -> ControlRate {
         let mandatory = match rate.mcs {
             0 => 6,
@@ -149,53 +149,53 @@ impl Phy {
         }
     }
 
-    /// How long after the end of its frame a station waits for the start of an answer (10.3.2.9: SIFS, a slot, and
-    /// aRxPHYStartDelay, a legacy preamble and signal field).
+    /// Returns how long after the end of its frame a station waits for the start of an answer (10.3.2.9: SIFS, a slot,
+    /// and aRxPHYStartDelay, a legacy preamble and signal field).
     pub fn ack_timeout(&self) -> Duration {
         SIFS + SLOT + Duration::from_micros(20)
     }
 
-    /// EIFS - DIFS: SIFS and an ACK at the lowest rate (10.3.2.3.7). All stations add it to their interframe space
-    /// after a frame that could not be decoded.
+    /// Returns EIFS - DIFS: SIFS and an ACK at the lowest rate (10.3.2.3.7). All stations add it to their interframe
+    /// space after a frame that could not be decoded.
     pub fn eifs_extra(&self) -> Duration {
         SIFS + ControlRate { mbps: 6 }.ack()
     }
 }
 
 impl ControlRate {
-    /// Duration of a legacy OFDM frame of `bytes` (17.4.3, TXTIME).
+    /// Returns the duration of a legacy OFDM frame of `bytes` (17.4.3, TXTIME).
     fn frame(self, bytes: u32) -> Duration {
         let symbols = u64::from(16 + 8 * bytes + 6).div_ceil(4 * u64::from(self.mbps.max(1)));
         Duration::from_micros(20 + 4 * symbols)
     }
 
-    /// Duration of an RTS.
+    /// Returns the duration of an RTS.
     pub fn rts(self) -> Duration {
         self.frame(RTS_BYTES)
     }
 
-    /// Duration of a CTS.
+    /// Returns the duration of a CTS.
     pub fn cts(self) -> Duration {
         self.frame(CTS_BYTES)
     }
 
-    /// Duration of an ACK, the answer to a lone MPDU.
+    /// Returns the duration of an ACK, the answer to a lone MPDU.
     pub fn ack(self) -> Duration {
         self.frame(ACK_BYTES)
     }
 
-    /// Duration of a BlockAckReq.
+    /// Returns the duration of a BlockAckReq.
     pub fn block_ack_request(self) -> Duration {
         self.frame(BLOCK_ACK_REQUEST_BYTES)
     }
 
-    /// Duration of a compressed block ack for a window of `frames` (64 or 256).
+    /// Returns the duration of a compressed block ack for a window of `frames` (64 or 256).
     pub fn block_ack(self, frames: u16) -> Duration {
         self.frame(block_ack_bytes(frames))
     }
 }
 
-/// Bytes of a compressed block ack for a window of `frames` (64 or 256).
+/// Returns the number of bytes of a compressed block ack for a window of `frames` (64 or 256).
 pub(crate) fn block_ack_bytes(frames: u16) -> u32 {
     if frames > 64 {
         BLOCK_ACK_256_BYTES
@@ -205,21 +205,22 @@ pub(crate) fn block_ack_bytes(frames: u16) -> u32 {
 }
 
 impl Timing {
-    /// Duration of a PPDU with a PSDU of `bytes`: preamble, then service field, PSDU and tail in whole symbols.
+    /// Returns the duration of a PPDU with a PSDU of `bytes`: preamble, then service field, PSDU and tail in whole
+    /// symbols.
     pub fn ppdu(&self, bytes: u32) -> Duration {
         let symbols = (16 + 8 * u64::from(bytes) + 6).div_ceil(self.bits_per_symbol);
         let data_ns = (symbols * self.symbol_ns).div_ceil(self.round_up_ns) * self.round_up_ns;
         Duration::from_nanos(self.preamble_ns + data_ns)
     }
 
-    /// The longest PSDU in bytes whose PPDU takes no longer than `limit`.
+    /// Returns the longest PSDU in bytes whose PPDU takes no longer than `limit`.
     pub fn bytes_within(&self, limit: Duration) -> u32 {
         let data_ns = limit.as_nanos().saturating_sub(self.preamble_ns) / self.round_up_ns * self.round_up_ns;
         let bits = data_ns / self.symbol_ns * self.bits_per_symbol;
         u32::try_from(bits.saturating_sub(22) / 8).unwrap_or(u32::MAX)
     }
 
-    /// PHY data rate in bit/s.
+    /// Returns the PHY data rate in bit/s.
     pub fn bits_per_second(&self) -> f64 {
         self.bits_per_symbol as f64 * 1e9 / self.symbol_ns as f64
     }

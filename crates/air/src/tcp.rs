@@ -39,7 +39,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// An MTU of 1,500 bytes, a window of 3 MiB, every second segment acknowledged.
+    /// Returns an MTU of 1,500 bytes, a window of 3 MiB, and every second segment acknowledged.
     fn default() -> Self {
         Config {
             mss: 1448,
@@ -50,7 +50,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The same, with all values clamped to their ranges.
+    /// Returns the configuration with all values clamped to their ranges.
     fn bounded(self) -> Self {
         let mss = self.mss.clamp(1, u16::MAX - HEADER_BYTES);
         Config {
@@ -60,7 +60,8 @@ impl Config {
         }
     }
 
-    /// Maximum number of segments in flight. Twice what fills the window, to leave room for short ones.
+    /// Returns the maximum number of segments in flight. Twice the number that fills the window, to leave room for
+    /// short ones.
     fn segments_max(&self) -> u64 {
         (2 * u64::from(self.receive_window) / u64::from(self.mss)).clamp(64, SEGMENTS_MAX)
     }
@@ -69,7 +70,7 @@ impl Config {
 /// One segment to hand to the host queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its zero-based number in the stream; a retransmission keeps it.
+    /// The zero-based number in the stream; a retransmission keeps it.
     pub number: u64,
     /// Payload in bytes; 1 to the MSS.
     pub bytes: u16,
@@ -78,7 +79,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Size of the IP packet that carries it, in bytes.
+    /// Returns the size in bytes of the IP packet that carries the segment.
     pub fn packet_bytes(&self) -> u16 {
         self.bytes + HEADER_BYTES
     }
@@ -98,12 +99,12 @@ pub struct SackRange {
 pub struct Ack {
     /// Every segment below this one has arrived.
     pub next: u64,
-    /// Segments received above it, the range with the newest segment first.
+    /// Segments received above `next`, the range with the newest segment first.
     pub sack: [SackRange; 3],
 }
 
 impl Ack {
-    /// Size of the IP packet that carries it, in bytes.
+    /// Returns the size in bytes of the IP packet that carries the acknowledgement.
     pub fn packet_bytes(&self) -> u16 {
         let ranges = self.sack.iter().filter(|range| range.start < range.end).count() as u16;
         HEADER_BYTES + if ranges == 0 { 0 } else { 4 + 8 * ranges }

@@ -20,48 +20,48 @@ const DELIMITER_BYTES: u32 = 4;
 /// A station to which nothing was ever sent.
 const NO_LANE: u16 = u16::MAX;
 
-/// What the WNIC knows of a packet inside it.
+/// The WNIC's data about a packet inside it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Frame {
     pub sequence: u32,
     pub lane: u16,
-    /// Packets of its category that the driver had not completed when it entered.
+    /// The number of packets of the same category that the driver had not completed when this one entered.
     pub ahead: u16,
     pub tries: u8,
-    /// Its receiver has it.
+    /// Whether the receiver has the packet.
     pub received: bool,
-    /// Its sender knows.
+    /// Whether the sender knows that.
     pub acknowledged: bool,
 }
 
-/// A packet inside the WNIC: its category, and its place in the slab of that category's host queue.
+/// A packet inside the WNIC: the category, and the place in the slab of that category's host queue.
 #[derive(Clone, Copy, Debug)]
 struct Handle {
     category: AccessCategory,
     node: u32,
 }
 
-/// Packets of one category in a WNIC.
+/// The numbers of packets of one category in a WNIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Handed over, and not completed according to the driver.
+    /// Packets handed over, and not completed according to the driver.
     pub incomplete: u16,
-    /// Handed over, and without a transmit status so far.
+    /// Packets handed over, and without a transmit status so far.
     pub unsent: u16,
 }
 
-/// A packet that the driver has dequeued: it is in the WNIC, or the host queue dropped it.
+/// A packet that the driver has dequeued: now in the WNIC, or dropped by the host queue.
 pub(crate) enum Dequeued<'a> {
     Enqueued(&'a Packet),
     Dropped(Packet),
 }
 
-/// How an exchange ended for its sender.
+/// The end of an exchange, as its sender sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
-    /// The receiver has told which frames it has.
+    /// Whether the receiver has reported which frames it has.
     pub answered: bool,
-    /// How often each frame may be sent again; `None` where they were just asked about.
+    /// How often each frame may be sent again; `None` if the exchange only requested a block ack.
     pub retries_max: Option<u8>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct AggregateLimit {
     pub window: u16,
     /// Minimum size of an A-MPDU subframe in bytes, from the minimum MPDU start spacing.
     pub subframe_bytes_min: u32,
-    /// HT sends a lone MPDU without a delimiter; VHT and HE always use one.
+    /// Whether a lone MPDU has a delimiter. HT sends it without; VHT and HE always use one.
     pub lone_delimiter: bool,
 }
 
@@ -110,7 +110,8 @@ impl Reorder {
         self.release(up);
     }
 
-    /// The sender gave up everything before `sequence` (signalled by a BlockAckReq, whose airtime is ignored).
+    /// Skips everything before `sequence`, which the sender gave up (signalled by a BlockAckReq, whose airtime is
+    /// ignored).
     fn skip_to(&mut self, sequence: u32, up: &mut impl FnMut(&Packet)) {
         while self.expected < sequence {
             if let Some(Some(packet)) = self.held.pop_front() {
@@ -139,7 +140,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// A packet enters it, and the WNIC.
+    /// Adds a packet to the lane, and to the WNIC.
     #[inline]
     fn enter(&mut self, node: &mut Node, lane: u16, load: &mut Load, order: &mut VecDeque<u16>, handle: Handle) {
         node.frame = Frame {
@@ -198,7 +199,7 @@ impl HardwareQueue {
 #[derive(Debug)]
 pub(crate) struct Queues {
     wnic: Wnic,
-    /// The station that all it sends to one goes through.
+    /// The station through which all unicast packets of this station go.
     hop: Option<StationId>,
     host: [FqCodel; 4],
     hardware: [HardwareQueue; 4],
@@ -226,25 +227,26 @@ impl Queues {
         }
     }
 
-    /// The stack hands over a packet. Returns the packet that no longer fits, if any.
+    /// Queues a packet from the stack. Returns the packet that no longer fits, if any.
     #[inline]
     pub fn push(&mut self, packet: Packet, now: Instant) -> Option<Packet> {
         self.host[packet.category.index()].push_via(self.hop(packet.to), packet, now)
     }
 
-    /// Where a packet to this station goes next.
+    /// Returns where a packet to this station goes next.
     fn hop(&self, to: StationId) -> StationId {
         self.hop.filter(|_| to != StationId::GROUP).unwrap_or(to)
     }
 
-    /// Empties the host queue; calls `dropped` for each packet.
+    /// Empties the host queue. Calls `dropped` for each packet.
     pub fn purge(&mut self, dropped: &mut impl FnMut(Packet)) {
         for queue in &mut self.host {
             queue.purge(dropped);
         }
     }
 
-    /// How many packets of this category the driver would take: those that wait and that the WNIC has room for.
+    /// Returns how many packets of this category the driver would take: those that wait and for which the WNIC has
+    /// room.
     #[inline]
     pub fn wanted(&self, category: AccessCategory) -> u16 {
         let room = self
@@ -254,8 +256,8 @@ impl Queues {
         usize::from(room).min(self.host[category.index()].len()) as u16
     }
 
-    /// The driver's dequeue and enqueue: moves up to `most` packets from the host queue into their lanes. Tells of each, and
-    /// of those that the host queue drops meanwhile. Returns how many.
+    /// Moves up to `most` packets from the host queue into their lanes (the driver's dequeue and enqueue). Calls `tell`
+    /// for each, and for those that the host queue drops meanwhile. Returns how many were moved.
     pub fn take(
         &mut self,
         category: AccessCategory,
@@ -329,12 +331,12 @@ impl Queues {
         any
     }
 
-    /// Whether the driver completes a packet only when its exchange on the air has ended.
+    /// Returns whether the driver completes a packet only when its exchange on the air has ended.
     pub fn completes_on_air(&self) -> bool {
         self.wnic.commit_frames.is_none() || !self.wnic.completes_on_transfer
     }
 
-    /// Whether this category has a frame to contend for.
+    /// Returns whether this category has a frame to contend for.
     pub fn ready(&self, category: AccessCategory) -> bool {
         if self.wnic.commit_frames.is_some() {
             return self.commit.front().is_some_and(|head| head.category == category);
@@ -355,12 +357,12 @@ impl Queues {
         self.host[handle.category.index()].node(handle.node)
     }
 
-    /// The destination of this category's next PPDU.
+    /// Returns the destination of this category's next PPDU.
     pub fn destination(&self, category: AccessCategory) -> Option<StationId> {
         Some(self.hop(self.node(*self.buffer(category)?.front()?).packet.to))
     }
 
-    /// The next PPDU of this category within `limit`; at least one frame if any is ready.
+    /// Returns the next PPDU of this category within `limit`, with at least one frame if any is ready.
     pub fn aggregate(&self, category: AccessCategory, limit: &AggregateLimit) -> Option<Aggregate> {
         let frames = self.buffer(category)?;
         let head = frames.front().filter(|head| head.category == category)?;
@@ -402,8 +404,8 @@ impl Queues {
         })
     }
 
-    /// A PPDU of `frames` frames reached its receiver: those that `survives`, and that it did not have, are passed up in
-    /// sequence. Returns how many survived.
+    /// Delivers a PPDU of `frames` frames to its receiver. Frames for which `survives` returns true, and that the
+    /// receiver did not have, are passed up in sequence. Returns how many survived.
     pub fn deliver(
         &mut self,
         category: AccessCategory,
@@ -438,7 +440,7 @@ impl Queues {
         survivors
     }
 
-    /// How many frames at the head of the next PPDU's lane were sent before, with those between them.
+    /// Returns how many frames at the head of the next PPDU's lane were sent before, including those between them.
     pub fn sent_before(&self, category: AccessCategory) -> u16 {
         let Some(frames) = self.buffer(category) else { return 0 };
         let lane = frames.front().map(|head| self.node(*head).frame.lane);
@@ -454,9 +456,9 @@ impl Queues {
             .map_or(0, |(place, _)| place as u16 + 1)
     }
 
-    /// The exchange of a PPDU of `frames` frames has ended, or they were asked about.
-    /// Acknowledged frames and those tried too often leave; the others stay at the head, in sequence. Returns how many
-    /// will be sent again.
+    /// Settles `frames` frames after the exchange of their PPDU, or after a request for their block ack. Acknowledged
+    /// frames and those tried too often leave; the others stay at the head, in sequence. Returns how many will be sent
+    /// again.
     pub fn settle(
         &mut self,
         category: AccessCategory,
@@ -509,7 +511,7 @@ impl Queues {
                 .skip_to(oldest.or(in_lane).unwrap_or(lane.sequence_next), &mut up);
         }
         if !committed {
-            // Lanes take turns PPDU by PPDU; a lane with retries left continues first, because its window is open.
+            // Lanes take turns for each PPDU. A lane with retries left continues first, because its window is open.
             if lane.frames.is_empty() {
                 queue.order.pop_front();
             } else if kept == 0 {

@@ -1,8 +1,8 @@
 //! Rates and loss probabilities of frames between two stations.
 //!
-//! Control frames go at the fastest mandatory legacy rate that is no faster than the data of their link (IEEE
-//! 802.11-2020, 10.6.6), answers at that of what they answer. They are lost as often as their bytes of a data frame
-//! would be. Left out: that a slower rate than the data's is sturdier too.
+//! Control frames use the fastest mandatory legacy rate that is no faster than the data of their link (IEEE
+//! 802.11-2020, 10.6.6). Answers use the rate of the frame that they answer. Control frames are lost as often as the
+//! same number of bytes in a data frame. Left out: the greater robustness of a rate below the data's.
 
 use crate::config::Config;
 use crate::link::Link;
@@ -32,9 +32,9 @@ impl Way {
 pub(super) struct Links {
     phy: Phy,
     default: Way,
-    /// The rate of group addressed frames.
+    /// The rate of group-addressed frames.
     group: Timing,
-    /// Row a sender; empty where it has no link of its own.
+    /// One row per sender; empty entries use the default link.
     rows: Vec<Vec<Option<Way>>>,
 }
 
@@ -57,13 +57,13 @@ impl Links {
         row[place] = Some(Way::new(&self.phy, link));
     }
 
-    /// The way to one station.
+    /// Returns the way to one station.
     pub fn get(&self, from: StationId, to: StationId) -> &Way {
         let own = self.rows[usize::from(from.0)].get(usize::from(to.0));
         own.and_then(Option::as_ref).unwrap_or(&self.default)
     }
 
-    /// The rate of data to one station or to all.
+    /// Returns the rate of data to one station or to all.
     pub fn timing(&self, from: StationId, to: StationId) -> &Timing {
         match to {
             StationId::GROUP => &self.group,

@@ -5,12 +5,12 @@ use crate::phy::{Phy, Rate};
 use coorp_core::FlowId;
 use proptest::prelude::*;
 
-/// Remembers what it is told and lets everything pass.
+/// A host that records all calls and lets everything pass.
 #[derive(Default)]
 struct Recorder {
     delivered: Vec<Packet>,
     completed: Vec<(Packet, bool)>,
-    /// The same, of the access point for packets of others.
+    /// The same at the access point, for packets of others.
     passed_on: Vec<(Packet, bool)>,
     released: usize,
     dropped: Vec<Packet>,
@@ -142,7 +142,7 @@ fn stations_of_one_slot_collide_and_recover() {
 
 #[test]
 fn a_collider_with_a_short_frame_is_ahead_of_everybody() {
-    // AC_VO of one station meets a long AC_BE aggregate of another in the first slot; a third waits.
+    // AC_VO of one station collides with a long AC_BE aggregate of another in the first slot; a third waits.
     let mut config = config(4, None, 0.0);
     config.edca[2] = edca(2, 0, 15);
     config.edca[0] = edca(2, 0, 0);
@@ -166,7 +166,7 @@ fn a_collider_with_a_short_frame_is_ahead_of_everybody() {
 
 #[test]
 fn a_colliders_other_categories_wait_for_its_ack_timeout_and_not_eifs() {
-    // Two AC_VO frames of one length meet; the first sender has AC_BE waiting too, and so has a bystander.
+    // Two AC_VO frames of equal length collide. The first sender has AC_BE waiting too, as does a bystander.
     for (waits, arrives_late) in [(1, false), (1, true), (3, false), (3, true)] {
         let mut config = config(4, None, 0.0);
         config.edca[0] = edca(2, 0, 0);
@@ -242,11 +242,11 @@ fn a_missed_block_ack_is_asked_for_before_the_data_goes_again() {
     assert_eq!(frames(false, false), [data]);
     // 24 bytes at 96 bits a symbol, behind 20 us.
     assert_eq!(frames(true, false), [(0, 32), data]);
-    // An RTS that collided was no data.
+    // An RTS that collided was not data.
     assert_eq!(frames(true, true), [data]);
 }
 
-/// Station 1 sends ten packets to station 0, of whose frames back so large a share is lost.
+/// Lets station 1 send ten packets to station 0, whose frames back are lost with probability `loss`.
 fn with_loss_back(loss: f64, rts: bool, block_ack_request: bool, seed: u64) -> (MacCounters, Recorder) {
     let mut config = config(2, None, 0.0);
     config.rts_over = if rts { Duration::ZERO } else { Duration::MAX };
@@ -270,7 +270,7 @@ fn data_whose_answer_is_lost_goes_again_and_arrives_once() {
     assert_eq!(tags, (0..10).collect::<Vec<_>>());
     assert_eq!((host.on_air.len(), counters.retries), (8, 70));
     assert!(host.completed.iter().all(|(_, acknowledged)| *acknowledged));
-    // The block ack asked for tells what the first one would have.
+    // The requested block ack reports what the first one would have.
     let (counters, host) = (1..100)
         .map(|seed| with_loss_back(1.0 - 1e-10, false, true, seed))
         .find(|(_, host)| host.on_air.len() == 2)
@@ -284,7 +284,7 @@ fn the_access_point_passes_on_what_stations_send_to_one_another() {
     let mut config = config(4, None, 0.0);
     config.access_point = Some(StationId(2));
     let (mut air, mut host) = (Air::new(config, 1), Recorder::default());
-    // Frames to and from the access point go once, one between two others twice, in its category.
+    // Frames to and from the access point are sent once. A frame between two others is sent twice, in its category.
     for (from, to) in [(1, 2), (2, 1), (1, 3)] {
         let sent = packet(from, to, AccessCategory::Voice, 0, Instant::ZERO);
         let start = host.on_air.len();
@@ -433,7 +433,7 @@ fn a_group_frame_goes_once_at_the_basic_rate_to_all_and_nobody_answers() {
     run(&mut air, &mut host);
     let receivers: Vec<(u64, u16)> = host.delivered.iter().map(|packet| (packet.tag, packet.to.0)).collect();
     assert_eq!(receivers, [(0, 1), (0, 2), (1, 1), (1, 2)]);
-    // 1538 bytes of MPDU at 24 bits a symbol of 4 us, behind 20 us of preamble: one a PPDU, no RTS before it.
+    // 1538 bytes of MPDU at 24 bits a symbol of 4 us, behind 20 us of preamble: one per PPDU, without RTS.
     let lasts = Duration::from_micros(20 + 4 * (16 + 8 * 1538_u64 + 6).div_ceil(24));
     assert_eq!(
         host.on_air
@@ -473,7 +473,7 @@ fn a_station_that_is_switched_off_loses_what_waits() {
 }
 
 proptest! {
-    /// Whatever is sent is delivered once and in order of its flow, or reported given up; nothing stays behind.
+    /// Every packet is delivered once and in the order of its flow, or reported as given up. None stays behind.
     #[test]
     fn packets_are_conserved(
         seed: u64,
@@ -494,7 +494,7 @@ proptest! {
         config.access_point = access_point.map(StationId);
         config.edca.iter_mut().for_each(|edca| edca.txop = Duration::from_micros(txop_us));
         let (mut air, mut host) = (Air::new(config, seed), Recorder::default());
-        // What station 1 says hardly arrives, its answers to the others more often than its data.
+        // Station 1's frames hardly arrive, its answers to others more often than its data.
         let back = Link { rate: Rate { mcs: 1, streams: 1 }, loss: 1.0 - 0.1_f64.powi(nines_back) };
         (0..5).for_each(|to| air.set_link(StationId(1), StationId(to), back));
         let mut now = Instant::ZERO;
@@ -535,7 +535,7 @@ proptest! {
             let before = last.insert((packet.flow, packet.to), packet.tag);
             prop_assert!(before.is_none_or(|tag| tag < packet.tag), "{:?} after {:?}", packet, before);
         }
-        // The medium is never used twice at once, collisions aside.
+        // The medium is never used twice at once, except in collisions.
         for pair in host.on_air.windows(2) {
             let together = pair[0].outcome == Outcome::Collided && pair[0].start == pair[1].start;
             prop_assert!(together || pair[1].start >= pair[0].end, "{:?}", pair);

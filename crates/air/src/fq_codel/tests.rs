@@ -85,7 +85,7 @@ fn a_flow_that_ran_empty_does_not_come_new_at_once() {
                 .map(|p| p.flow.0),
         );
     }
-    // Flow 2 passes once; then it is known, and flow 1 first uses up its quantum of three packets.
+    // Flow 2 overtakes once. Then it is known, and flow 1 first uses up its quantum of three packets.
     assert_eq!(flows, [1, 1, 1, 2, 1, 1, 1, 2]);
 }
 

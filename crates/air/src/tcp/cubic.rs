@@ -7,7 +7,7 @@
 
 use coorp_core::{Duration, Instant};
 
-/// The initial window of a connection, to which an idle one also falls back (RFC 6928).
+/// The initial window of a connection, to which the window of an idle one also falls back (RFC 6928).
 pub(super) const INITIAL_WINDOW: f64 = 10.0;
 /// C of equation 1, in segments per second cubed.
 const SCALE: f64 = 0.4;
@@ -30,7 +30,7 @@ struct Epoch {
     start: Instant,
     /// The time after `start` at which the curve is flat.
     k_s: f64,
-    /// The window at which it is flat.
+    /// The window at which the curve is flat.
     origin: f64,
     /// The window that Reno would have.
     reno: f64,
@@ -39,7 +39,7 @@ struct Epoch {
 /// One round trip as seen by HyStart.
 #[derive(Clone, Copy, Debug)]
 struct Round {
-    /// It ends when this segment is acknowledged.
+    /// The round ends when this segment is acknowledged.
     end: u64,
     samples: u32,
     least: Duration,
@@ -60,7 +60,7 @@ pub(super) struct Cubic {
 }
 
 impl Cubic {
-    /// A window that may grow to `window_max` segments.
+    /// Creates a window that may grow to `window_max` segments.
     pub(super) fn new(window_max: u64) -> Self {
         Cubic {
             window: INITIAL_WINDOW,
@@ -77,12 +77,12 @@ impl Cubic {
         }
     }
 
-    /// The window in whole segments; at least 1.
+    /// Returns the window in whole segments; at least 1.
     pub(super) fn window(&self) -> u32 {
         self.window.max(1.0) as u32
     }
 
-    /// The slow-start threshold in whole segments.
+    /// Returns the slow-start threshold in whole segments.
     pub(super) fn threshold(&self) -> u32 {
         self.threshold as u32
     }
@@ -91,14 +91,14 @@ impl Cubic {
         self.window < self.threshold
     }
 
-    /// Bytes per second at which Linux would pace this flow: twice the window per round trip in the first half of slow
-    /// start, 1.2 times after it.
+    /// Returns the bytes per second at which Linux would pace this flow: twice the window per round trip in the first
+    /// half of slow start, 1.2 times after it.
     pub(super) fn pacing_rate(&self, mss: u16, srtt: Duration) -> f64 {
         let ratio = if self.window < self.threshold / 2.0 { 2.0 } else { 1.2 };
         ratio * self.window * f64::from(mss) / srtt.as_secs_f64().max(1e-6)
     }
 
-    /// `segments` segments were acknowledged while the window limited the flow.
+    /// Records that `segments` segments were acknowledged while the window limited the flow.
     pub(super) fn on_acked(&mut self, segments: u32, now: Instant, srtt: Duration) {
         let mut segments = f64::from(segments);
         if self.in_slow_start() {
@@ -121,7 +121,7 @@ impl Cubic {
             .min(self.window_max);
     }
 
-    /// A round trip took `rtt`; the shortest so far took `least`. Ends slow start if the queue has begun to grow.
+    /// Records a round trip of `rtt`; the shortest so far took `least`. Ends slow start if the queue has begun to grow.
     /// `acked` is the cumulative acknowledgement and `next` the next new segment; they mark the end of a round trip.
     pub(super) fn on_rtt(&mut self, rtt: Duration, least: Duration, acked: u64, next: u64) {
         if !self.in_slow_start() {
@@ -145,7 +145,7 @@ impl Cubic {
         }
     }
 
-    /// Lost segments require a reduction. Sets the threshold; the recovery moves the window there.
+    /// Sets the threshold, because lost segments require a reduction. The recovery moves the window there.
     pub(super) fn on_loss(&mut self) {
         // Fast convergence: a flow reduced again below its old limit leaves room for a newcomer.
         self.w_max = if self.window < self.w_max {
@@ -158,20 +158,20 @@ impl Cubic {
         self.epoch = None;
     }
 
-    /// The timeout expired: restart from one segment and forget the old curve, as Linux and RFC 9438 (4.8) do.
+    /// Restarts from one segment after a timeout, and forgets the old curve, as Linux and RFC 9438 (4.8) do.
     pub(super) fn on_timeout(&mut self) {
         self.window = 1.0;
         self.w_max = 0.0;
         self.epoch = None;
     }
 
-    /// The recovery sets the window.
+    /// Sets the window, during a recovery.
     pub(super) fn set_window(&mut self, segments: u32) {
         self.window = f64::from(segments.max(1)).min(self.window_max);
     }
 
-    /// Nothing was in flight for `idle`. The curve pauses for that time, and for each `timeout` in it the window
-    /// halves, down to the initial one (RFC 2861, as in Linux).
+    /// Adjusts the window after nothing was in flight for `idle`. The curve pauses for that time, and for each
+    /// `timeout` in it the window halves, down to the initial one (RFC 2861, as in Linux).
     pub(super) fn on_idle(&mut self, idle: Duration, timeout: Duration) {
         if let Some(epoch) = &mut self.epoch {
             epoch.start += idle;
@@ -197,8 +197,8 @@ fn begin(window: f64, w_max: f64, now: Instant) -> Epoch {
     }
 }
 
-/// The cube root by Newton's method; zero for non-positive values. The platform's function may differ in the last bit
-/// between machines, but a seed must give the same run on all of them.
+/// Returns the cube root by Newton's method; zero for non-positive values. The platform's function may differ in the
+/// last bit between machines, but a seed must give the same run on all of them.
 fn cube_root(x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;

@@ -1,4 +1,4 @@
-//! The receiving end: what is delivered in order, and when to acknowledge (RFC 9293, 5681 and 2018).
+//! The receiving end: decides what is delivered in order, and when to acknowledge (RFC 9293, 5681 and 2018).
 //!
 //! Segments in order are acknowledged at every second one, or after 40 ms. A segment that is out of order, fills a hole
 //! or is a duplicate is acknowledged at once. The application reads at once, so the window never closes.
@@ -11,7 +11,7 @@ use coorp_core::{Duration, Instant};
 
 /// Linux's TCP_DELACK_MIN.
 const ACK_DELAY: Duration = Duration::from_millis(40);
-/// Ranges kept; one more than an acknowledgement holds, so that one is available when two ranges merge.
+/// Number of ranges kept: one more than an acknowledgement holds, so that one is available when two ranges merge.
 const RANGES: usize = 4;
 const RING_MIN: usize = 64;
 
@@ -19,7 +19,7 @@ const RING_MIN: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Receiver {
     ack_every: u32,
-    /// The sender requested fewer acknowledgements, including for segments out of order.
+    /// Whether the sender requested fewer acknowledgements, including for segments out of order.
     asked: bool,
     segments_max: u64,
     next: u64,
@@ -29,13 +29,13 @@ pub struct Receiver {
     held: u32,
     /// Ranges held out of order, the one with the newest segment first, empty ones last.
     ranges: [SackRange; RANGES],
-    /// Segments in order not yet acknowledged.
+    /// Number of segments in order not yet acknowledged.
     unacknowledged: u32,
     ack_at: Option<Instant>,
 }
 
 impl Receiver {
-    /// A connection on which nothing has arrived yet. Values out of range are clamped.
+    /// Creates a connection on which nothing has arrived yet. Values out of range are clamped.
     pub fn new(config: Config) -> Self {
         let config = config.bounded();
         Receiver {
@@ -52,8 +52,8 @@ impl Receiver {
         }
     }
 
-    /// A segment with `bytes` of payload arrived. The returned acknowledgement is to be sent at once. A segment without
-    /// payload or beyond the window is ignored.
+    /// Handles a segment with `bytes` of payload. Send the returned acknowledgement at once. Ignores a segment without
+    /// payload or beyond the window.
     #[inline]
     pub fn on_segment(&mut self, number: u64, bytes: u16, now: Instant) -> Option<Ack> {
         if bytes == 0 {
@@ -79,8 +79,8 @@ impl Receiver {
         None
     }
 
-    /// From now on acknowledges every `segments` segments, as a QUIC sender requests with ACK_FREQUENCY. Its reordering
-    /// threshold keeps segments out of order from being acknowledged one by one.
+    /// Sets that every `segments` segments are acknowledged, as a QUIC sender requests with ACK_FREQUENCY. Its
+    /// reordering threshold keeps segments out of order from being acknowledged one by one.
     pub fn set_ack_every(&mut self, segments: u32) {
         (self.ack_every, self.asked) = (segments.max(1), true);
     }
@@ -90,17 +90,18 @@ impl Receiver {
         self.ack_at.map(|_| self.acknowledge())
     }
 
-    /// When to call [`Receiver::on_deadline`].
+    /// Returns when to call [`Receiver::on_deadline`].
     pub fn next_deadline(&self) -> Option<Instant> {
         self.ack_at
     }
 
-    /// The requested time has come. The returned acknowledgement is to be sent at once. A call too early does nothing.
+    /// Handles the deadline of [`Receiver::next_deadline`]. Send the returned acknowledgement at once. An early call
+    /// does nothing.
     pub fn on_deadline(&mut self, now: Instant) -> Option<Ack> {
         self.ack_at.filter(|at| *at <= now).map(|_| self.acknowledge())
     }
 
-    /// Bytes delivered to the application, in order, each once.
+    /// Returns the number of bytes delivered to the application, in order, each once.
     pub fn delivered_bytes(&self) -> u64 {
         self.delivered_bytes
     }

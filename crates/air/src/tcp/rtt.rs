@@ -30,7 +30,7 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// One round trip, of a segment that was sent once.
+    /// Records one round trip, of a segment that was sent once.
     pub(super) fn sample(&mut self, rtt: Duration) {
         self.estimate = Some(match self.estimate {
             None => Estimate {
@@ -49,17 +49,17 @@ impl Rtt {
         });
     }
 
-    /// New data was acknowledged: the path works, so the backoff of the timeout ends.
+    /// Ends the backoff of the timeout, because new data was acknowledged, so the path works.
     pub(super) fn on_progress(&mut self) {
         self.backoff = 0;
     }
 
-    /// The timeout expired: double it.
+    /// Doubles the timeout, because it expired.
     pub(super) fn back_off(&mut self) {
         self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
     }
 
-    /// The retransmission timeout, doubled once per consecutive expiry.
+    /// Returns the retransmission timeout, doubled once per consecutive expiry.
     pub(super) fn timeout(&self) -> Duration {
         let base = self
             .estimate
@@ -71,7 +71,7 @@ impl Rtt {
         self.estimate.map(|e| e.smoothed)
     }
 
-    /// The shortest round trip so far, or zero.
+    /// Returns the shortest round trip so far, or zero.
     pub(super) fn least(&self) -> Duration {
         self.estimate.map_or(Duration::ZERO, |e| e.least)
     }

@@ -1,4 +1,4 @@
-//! The segments in flight, and which of them are lost: SACK (RFC 2018) and RACK (RFC 8985).
+//! Tracks the segments in flight, and decides which of them are lost: SACK (RFC 2018) and RACK (RFC 8985).
 //!
 //! RACK uses time instead of counts. A segment is lost if one sent after it has arrived, and a round trip plus a
 //! reordering window has passed since it was sent. The window is zero as long as no reordering was seen and either
@@ -109,17 +109,17 @@ impl Scoreboard {
         }
     }
 
-    /// The lowest unacknowledged segment.
+    /// Returns the lowest unacknowledged segment.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// The number of the next new segment.
+    /// Returns the number of the next new segment.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Number of unacknowledged segments.
+    /// Returns the number of unacknowledged segments.
     pub(super) fn len(&self) -> u64 {
         self.next - self.first
     }
@@ -128,22 +128,22 @@ impl Scoreboard {
         self.next == self.first
     }
 
-    /// Their payload.
+    /// Returns the payload of unacknowledged segments, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Number of segments assumed to be in flight: not arrived, not lost.
+    /// Returns the number of segments assumed to be in flight: not arrived, not lost.
     pub(super) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Number of segments considered lost and not yet retransmitted.
+    /// Returns the number of segments considered lost and not yet retransmitted.
     pub(super) fn lost(&self) -> u32 {
         self.lost
     }
 
-    /// The first segment's newest transmission, by its number among all.
+    /// Returns the first segment's newest transmission, by its number among all.
     pub(super) fn first_transmission(&self) -> Option<u32> {
         (!self.is_empty()).then(|| self.slot(self.first).transmission)
     }
@@ -167,7 +167,7 @@ impl Scoreboard {
         number
     }
 
-    /// The next segment to retransmit.
+    /// Returns the next segment to retransmit.
     #[inline]
     pub(super) fn next_to_resend(&mut self) -> Option<u64> {
         while let Some(&number) = self.to_resend.front() {
@@ -259,7 +259,7 @@ impl Scoreboard {
         }
     }
 
-    /// Records that a segment has arrived that was not known to have.
+    /// Records the arrival of a segment that was not known to have arrived.
     fn arrive(&mut self, number: u64, sent: Sent, highest: u64, rtt_least: Duration, now: Instant, news: &mut News) {
         match sent.state {
             State::InFlight => self.in_flight -= 1,
@@ -288,7 +288,7 @@ impl Scoreboard {
         }
     }
 
-    /// Marks segments that are lost by now. Returns when to check again if a segment may be merely late.
+    /// Marks segments that are lost by now. Returns when to check again if a segment may only be late.
     pub(super) fn detect_losses(&mut self, recovering: bool, rtt_least: Duration, now: Instant) -> Option<Instant> {
         let newest = self.newest?;
         let in_order = !self.reordering_seen && (recovering || self.sacked >= DUPLICATE_THRESHOLD);
@@ -334,7 +334,7 @@ impl Scoreboard {
         (look_again < Instant::FAR_FUTURE).then_some(look_again)
     }
 
-    /// The timeout expired: everything that has not arrived counts as lost and is retransmitted, lowest first.
+    /// Marks everything that has not arrived as lost after a timeout, to be retransmitted, lowest first.
     pub(super) fn lose_all(&mut self) {
         self.to_resend.clear();
         self.resent.clear();

@@ -1,4 +1,4 @@
-//! The sending end: which segment goes to the host queue, and when.
+//! The sending end: decides which segment goes to the host queue, and when.
 //!
 //! The timeout, the idle time and CUBIC's curve use a clock that stops while the sender is paused. A pause of any
 //! length therefore neither causes a timeout nor ages the window. Nor does a pause of 2 ms every 33 ms postpone the
@@ -78,15 +78,16 @@ struct Usage {
 struct Stack {
     bytes: u64,
     bytes_max: u64,
-    /// The limit is to be set anew: acknowledgements come in bursts, and it is needed only after the last one.
+    /// Whether the limit has to be recomputed. Acknowledgements arrive in bursts, and the limit is needed only after
+    /// the last one.
     outdated: bool,
-    /// Transmissions handed over and departed, wrapping. They depart in order.
+    /// Numbers of transmissions handed over and departed, wrapping. They depart in order.
     handed: u32,
     departed: u32,
 }
 
 impl Sender {
-    /// An established connection that has sent nothing yet. Values out of range are clamped.
+    /// Creates an established connection that has sent nothing yet. Values out of range are clamped.
     pub fn new(config: Config) -> Self {
         let config = config.bounded();
         Sender {
@@ -119,17 +120,18 @@ impl Sender {
         }
     }
 
-    /// The application writes this many bytes.
+    /// Adds this many bytes written by the application.
     pub fn write(&mut self, bytes: u64) {
         self.unsent_bytes = self.unsent_bytes.saturating_add(bytes);
     }
 
-    /// From now on, the application always has more to send.
+    /// Makes the application always have more to send from now on.
     pub fn saturate(&mut self) {
         self.endless = true;
     }
 
-    /// TCP_PAUSE: a paused sender sends nothing, neither new data nor retransmissions, until it is resumed.
+    /// Pauses or resumes the sender (TCP_PAUSE). A paused sender sends neither new data nor retransmissions until it is
+    /// resumed.
     pub fn set_paused(&mut self, paused: bool, now: Instant) {
         match (self.paused_at, paused) {
             (None, true) => self.paused_at = Some(now),
@@ -141,8 +143,8 @@ impl Sender {
         }
     }
 
-    /// The next segment for the host queue. Call it until it returns `None` after a write, an acknowledgement, a
-    /// departure, a deadline or a resumption.
+    /// Returns the next segment for the host queue. Call it until it returns `None` after a write, an acknowledgement,
+    /// a departure, a deadline or a resumption.
     #[inline]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Segment> {
         if self.paused_at.is_some() {
@@ -181,8 +183,8 @@ impl Sender {
         Some(segment)
     }
 
-    /// A packet of this flow with this payload left the local stack: the WNIC completed it or gave it up, or the host
-    /// queue dropped it. Call it once for each segment from [`Sender::poll_transmit`].
+    /// Records that a packet of this flow with this payload left the local stack: the WNIC completed it or gave it up,
+    /// or the host queue dropped it. Call it once for each segment from [`Sender::poll_transmit`].
     pub fn on_departed(&mut self, payload_bytes: u16) {
         self.stack.bytes = self.stack.bytes.saturating_sub(u64::from(payload_bytes));
         self.stack.departed = self.stack.departed.wrapping_add(1);
@@ -222,7 +224,7 @@ impl Sender {
         self.stack.outdated = true;
     }
 
-    /// When to call [`Sender::on_deadline`]; never while paused.
+    /// Returns when to call [`Sender::on_deadline`]; never while paused.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.paused_at.is_some() {
             return None;
@@ -234,7 +236,7 @@ impl Sender {
         }
     }
 
-    /// The requested time has come. A call too early does nothing.
+    /// Handles the deadline of [`Sender::next_deadline`]. An early call does nothing.
     pub fn on_deadline(&mut self, now: Instant) {
         if self.paused_at.is_some() {
             return;
@@ -252,12 +254,12 @@ impl Sender {
         }
     }
 
-    /// Bytes in flight.
+    /// Returns the number of bytes in flight.
     pub fn unacknowledged(&self) -> u64 {
         self.board.bytes()
     }
 
-    /// Bytes written and not yet sent; `u64::MAX` for a saturated sender.
+    /// Returns the number of bytes written and not yet sent; `u64::MAX` for a saturated sender.
     pub fn unsent(&self) -> u64 {
         if self.endless {
             u64::MAX
@@ -266,38 +268,38 @@ impl Sender {
         }
     }
 
-    /// Whether everything written has been acknowledged. Never true for a saturated sender.
+    /// Returns whether everything written has been acknowledged. Never true for a saturated sender.
     pub fn is_idle(&self) -> bool {
         self.unsent() == 0 && self.board.is_empty()
     }
 
-    /// The congestion window, in segments.
+    /// Returns the congestion window, in segments.
     pub fn cwnd(&self) -> u32 {
         self.cubic.window()
     }
 
-    /// The smoothed round-trip time, once there is a sample.
+    /// Returns the smoothed round-trip time, once there is a sample.
     pub fn srtt(&self) -> Option<Duration> {
         self.rtt.smoothed()
     }
 
-    /// Payload of this flow in the local stack, in bytes.
+    /// Returns the payload of this flow in the local stack, in bytes.
     pub fn in_stack(&self) -> u64 {
         self.stack.bytes
     }
 
-    /// The clock without pauses.
+    /// Returns the clock without pauses.
     fn running(&self, now: Instant) -> Instant {
         self.paused_at.unwrap_or(now) - self.paused_for
     }
 
-    /// Payload of the next new segment, if there is data.
+    /// Returns the payload of the next new segment, if there is data.
     fn fresh_bytes(&self) -> Option<u16> {
         let bytes = self.unsent().min(u64::from(self.config.mss)) as u16;
         (bytes > 0).then_some(bytes)
     }
 
-    /// Whether the receive window has room for this much.
+    /// Returns whether the receive window has room for this many bytes.
     fn window_admits(&self, bytes: u16) -> bool {
         self.board.bytes() + u64::from(bytes) <= u64::from(self.config.receive_window)
             && self.board.len() < self.segments_max
@@ -363,7 +365,7 @@ impl Sender {
         self.timeout_at = (!self.board.is_empty()).then(|| self.running(now) + self.rtt.timeout());
     }
 
-    /// Returns whether more segments are lost than before.
+    /// Marks lost segments. Returns whether more are lost than before.
     #[inline]
     fn detect_losses(&mut self, now: Instant) -> bool {
         let before = self.board.lost();
@@ -392,8 +394,8 @@ impl Sender {
         self.cubic.on_loss();
     }
 
-    /// Sets the window to what a recovery may send now (RFC 6937, section 3): proportional to arrivals while more than
-    /// the threshold is in flight, then back up to the threshold, faster while nothing more is lost.
+    /// Sets the window to the amount that a recovery may send now (RFC 6937, section 3): proportional to arrivals while
+    /// more than the threshold is in flight, then back up to the threshold, faster while nothing more is lost.
     fn reduce(&mut self, delivered: u32, only_good: bool) {
         let Phase::Recovery(reduction) = self.phase else { return };
         let threshold = u64::from(self.cubic.threshold());

@@ -19,16 +19,16 @@ enum Event {
 struct Path {
     bits_per_s: u64,
     delay: Duration,
-    /// Packets that the bottleneck queues; it drops the excess.
+    /// Number of packets that the bottleneck queues; it drops the excess.
     queue_packets: u64,
     /// Whether the bottleneck is the sender's own WNIC, so that its queue is part of the local stack.
     local: bool,
     lost: u64,
     acks_lost: u64,
     doubled: u64,
-    /// Share that is late, by up to 20 ms.
+    /// The share that is late, by up to 20 ms.
     late: u64,
-    /// From here on, nothing is lost, duplicated or late.
+    /// The time from which nothing is lost, duplicated or late.
     sound_from: Instant,
 }
 
@@ -187,7 +187,7 @@ impl Pair {
         while self.step(end) {}
     }
 
-    /// Runs until everything is acknowledged; returns how long it took, or `None` after `limit`.
+    /// Runs until everything is acknowledged. Returns how long it took, or `None` after `limit`.
     fn run_idle(&mut self, limit: Duration) -> Option<Duration> {
         let begin = self.now;
         self.pump();
@@ -203,7 +203,7 @@ impl Pair {
         None
     }
 
-    /// Payload delivered from `from` to `to`, in Mbit/s.
+    /// Runs to `to` and returns the rate of payload delivered since `from`, in Mbit/s.
     fn goodput_mbps(&mut self, from: Instant, to: Instant) -> f64 {
         self.run_until(from);
         let before = self.receiver.delivered_bytes();
@@ -373,7 +373,7 @@ fn the_timeout_stands_still_in_a_pause() {
     assert_eq!(sender.cwnd(), 1);
 }
 
-/// A sender with segments 0 to 9 in flight for 100 ms, of which `arrived` are then SACKed.
+/// Returns a sender with segments 0 to 9 in flight for 100 ms, of which `arrived` are then SACKed.
 fn sender_with_hole(arrived: SackRange) -> Sender {
     let mut sender = Sender::new(Config::default());
     sender.write(1448);
@@ -604,7 +604,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever the path does, each byte is delivered once and in order, and all bytes once the path is good.
+    /// Whatever the path does, each byte is delivered once and in order, and all bytes arrive once the path is good.
     #[test]
     fn every_byte_arrives_once_and_in_order(
         path in rough_path(),
