@@ -4,7 +4,7 @@ use crate::model::PolicyOverrides;
 use coorp_core::policy::Policy;
 
 impl PolicyOverrides {
-    /// `policy` with these overrides applied, as far as it has those parts.
+    /// Returns `policy` with these overrides applied, if it has the parts that they concern.
     pub fn apply(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         replace(&mut policy.ack_every, self.ack_every);

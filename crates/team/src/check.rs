@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 impl Team {
     /// Checks that the team is consistent: ids name robots, names are unique, exactly one robot leads, periods are
-    /// positive, rates exist.
+    /// positive, and rates exist.
     ///
     /// # Errors
     /// A sentence on the first violation.
@@ -225,7 +225,7 @@ impl Team {
         Ok(())
     }
 
-    /// Whether these robots exist and are sorted without duplicates.
+    /// Returns whether these robots exist and are sorted without duplicates.
     fn are_robots(&self, robots: &[RobotId]) -> bool {
         let exist = robots.iter().all(|robot| usize::from(robot.0) < self.robots.len());
         exist && robots.is_sorted_by(|one, next| one < next)
@@ -270,7 +270,7 @@ fn robot(index: usize) -> RobotId {
     RobotId(u16::try_from(index).unwrap_or(u16::MAX))
 }
 
-/// Whether the value is between 0 and 1; false for NaN.
+/// Returns whether the value is between 0 and 1; false for NaN.
 fn share(value: f64) -> bool {
     (0.0..=1.0).contains(&value)
 }

@@ -22,13 +22,13 @@ pub struct Team {
     pub name: String,
     /// The robots in the file's order; a `RobotId` is an index into this list.
     pub robots: Vec<Robot>,
-    /// The robot that leads: where inference and permits are.
+    /// The robot that leads, and does inference and permits.
     pub leader: RobotId,
     /// The channel and the WNICs of every robot's `wlan0`.
     pub air: Air,
     /// Additional interfaces of the robots: `wlan1`, `wlan2` and so on, in the file's order.
     pub interfaces: Vec<Interface>,
-    /// Scripted events: what goes wrong, and when.
+    /// Scripted events: faults and their times.
     pub events: Vec<Event>,
     /// The MPC loop; `None` if the team has none.
     pub control: Option<Control>,
@@ -38,37 +38,38 @@ pub struct Team {
     pub flows: Vec<Flow>,
     /// Overrides of the named policies.
     pub policy: PolicyOverrides,
-    /// How the robots find and trust each other on real networks.
+    /// The settings with which robots find and trust each other on real networks.
     pub live: Live,
-    /// What unchanged programs' packets are taken for; the first rule that matches wins.
+    /// The rules that classify unchanged programs' packets. The first rule that matches wins.
     pub protect: Vec<Rule>,
 }
 
 /// One robot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Robot {
-    /// Unique in the team.
+    /// The name, unique in the team.
     pub name: String,
-    /// True for exactly one robot of a team.
+    /// Whether the robot leads; true for exactly one robot of a team.
     pub leader: bool,
-    /// Its position at the start, in metres.
+    /// The position at the start, in metres.
     pub position_m: Option<[f64; 2]>,
-    /// Its route: from `position_m` along these points, back to `position_m`, and again. In metres.
+    /// The route, in metres: from `position_m` along these points, back to `position_m`, and again.
     pub waypoints_m: Vec<[f64; 2]>,
-    /// Its speed in metres per second; zero without waypoints.
+    /// The speed in metres per second; zero without waypoints.
     pub speed_mps: f64,
     /// The rate of links that start at this robot.
     pub rate: RateOverride,
     /// Median duration of a training round on this robot; default `Learning::training`.
     pub training: Option<Duration>,
-    /// The time of its sensor's first sample after the start, less than the period; default: see
+    /// The time of the sensor's first sample after the start, less than the period. Default: see
     /// `Control::synchronised_phases`.
     pub phase: Option<Duration>,
-    /// Its clock minus the leader's, in nanoseconds.
+    /// The robot's clock minus the leader's, in nanoseconds.
     pub clock_skew_ns: i64,
     /// Network interfaces for control, best first; if empty, the kernel chooses.
     pub interfaces: Vec<String>,
-    /// Addresses at which the others reach it, one per interface if both are given; if empty, it is found by multicast.
+    /// Addresses at which the others reach the robot, one per interface if both are given. If empty, it is found by
+    /// multicast.
     pub addresses: Vec<IpAddr>,
     /// First of its [`PORTS`] ports, if it differs from the team's.
     pub port: Option<u16>,
@@ -76,7 +77,8 @@ pub struct Robot {
 
 /// The number of ports that a live robot listens on, starting with its `port`.
 pub const PORTS: u16 = 16;
-/// The maximum number of a live robot's paths, its `interfaces` or `addresses`. Each has its own ports among those.
+/// The maximum number of a live robot's paths, its `interfaces` or `addresses`. Each path has its own ports among
+/// [`PORTS`].
 pub const PATHS_MAX: usize = 4;
 
 /// `[live]`: the team on real sockets.
@@ -174,20 +176,20 @@ pub struct Link {
 /// `[[interface]]`: an additional interface of the robots, on its own channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
-    /// The robots that have it, sorted; the leader and the access point always do.
+    /// The robots that have the interface, sorted. The leader and the access point always do.
     pub robots: Vec<RobotId>,
-    /// Its channel and WNICs.
+    /// The channel and the WNICs.
     pub air: Air,
 }
 
 /// `[[event]]`: a temporary change of the air or the robots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// When it starts, after the start of the run.
+    /// When the event starts, after the start of the run.
     pub at: Duration,
-    /// When it ends, after `at`; `None`: never.
+    /// When the event ends, after `at`; `None` for never.
     pub until: Option<Duration>,
-    /// The interface affected, numbered as in `Team::channels`; `None`: all.
+    /// The interface affected, numbered as in `Team::channels`; `None` for all.
     pub interface: Option<usize>,
     /// The change.
     pub change: Change,
@@ -199,14 +201,14 @@ pub enum Change {
     /// Links have another rate or other losses. Overrides every other setting; among events, the later one in the file
     /// wins.
     Link {
-        /// The sender; `None`: any.
+        /// The sender; `None` for any.
         from: Option<RobotId>,
-        /// The receiver; `None`: any.
+        /// The receiver; `None` for any.
         to: Option<RobotId>,
         /// The settings that differ.
         rate: RateOverride,
     },
-    /// These robots hear only one another, and no other robot hears them. Sorted.
+    /// These robots hear only each other, and no other robot hears them. Sorted.
     Partition(Vec<RobotId>),
     /// These robots are off; afterwards they restart without any state. Sorted.
     Death(Vec<RobotId>),
@@ -262,7 +264,7 @@ pub struct Wnic {
     pub burst_frames: u16,
     /// Capacity of the commit stage, a FIFO in the baseband in which nothing overtakes. `None`: no such stage.
     pub commit_frames: Option<u16>,
-    /// Whether the driver completes a frame when the baseband has it, not when it was on the air.
+    /// Whether the driver completes a frame when the baseband has it, instead of after it was on the air.
     pub completes_on_transfer: bool,
     /// Retransmissions of a frame before it is given up.
     pub retries_max: u8,
@@ -293,7 +295,7 @@ pub struct Control {
     pub jitter: Duration,
     /// How sampling instants are spread.
     pub jitter_shape: JitterShape,
-    /// Whether a sensor samples by its clock alone. Otherwise it waits until its robot has its last loop's command.
+    /// Whether a sensor samples only by its clock. Otherwise it waits until its robot has the last loop's command.
     pub overlap: bool,
     /// Mean of the exponential delay from a message's creation until it reaches the host queue.
     pub send_jitter: Duration,
@@ -314,7 +316,7 @@ pub enum JitterShape {
     Uniform,
 }
 
-/// `[learning]`: the DRLC (001 section III). An epoch is `batch_loops` MPC loops of collecting, the batch's
+/// `[learning]`: the DRLC (Deng 2022, section III). An epoch is `batch_loops` MPC loops of collecting, the batch's
 /// dissemination, and `rounds` times training on every robot and synchronising.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Learning {
@@ -353,23 +355,23 @@ pub enum Sync {
 /// `[[flow]]`: plain traffic between two robots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flow {
-    /// Unique among the flows.
+    /// The name, unique among the flows.
     pub name: String,
     /// The sender.
     pub from: RobotId,
     /// The receiver; differs from the sender.
     pub to: RobotId,
-    /// Its access category; default AC_BE.
+    /// The access category; default AC_BE.
     pub category: Category,
-    /// Default UDP.
+    /// The transport; default UDP.
     pub transport: Transport,
-    /// What it sends.
+    /// The traffic.
     pub traffic: Traffic,
-    /// When it starts.
+    /// When the flow starts.
     pub start: Duration,
-    /// When it stops, after `start`; `None`: at the end of the run.
+    /// When the flow stops, after `start`; `None` for the end of the run.
     pub stop: Option<Duration>,
-    /// Whether policies treat it as bulk (permits, gate). Default: true if saturated and in AC_BE or AC_BK.
+    /// Whether policies treat the flow as bulk (permits, gate). Default: true if saturated and in AC_BE or AC_BK.
     pub bulk: bool,
     /// The age at which a message of a control flow is late, if any.
     pub bound: Option<Duration>,
@@ -392,7 +394,7 @@ pub enum Category {
 }
 
 impl Category {
-    /// The index in `Air::edca`: 0 for AC_VO to 3 for AC_BK.
+    /// Returns the index in `Air::edca`: 0 for AC_VO to 3 for AC_BK.
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -440,8 +442,8 @@ pub struct PolicyOverrides {
     pub extension: Option<Duration>,
     /// p_prot: the percentile, as a share, at which the completion time table is read.
     pub protection_percentile: Option<f64>,
-    /// Limit to which p_prot rises while bulk makes loops late; past it, bulk also keeps a distance to windows. If not
-    /// above p_prot, neither happens.
+    /// Limit to which p_prot rises while bulk makes loops late. Beyond it, bulk also keeps a distance from windows. If
+    /// not above p_prot, neither happens.
     pub protection_percentile_max: Option<f64>,
     /// N_samp: samples per depth of the completion time table.
     pub completion_samples: Option<u16>,
@@ -459,20 +461,21 @@ pub struct PolicyOverrides {
     pub steered_phases: Option<bool>,
     /// Send bulk to one receiver at a time.
     pub turns: Option<bool>,
-    /// Maximum share of the time taken by windows.
+    /// Maximum share of time taken by windows.
     pub window_share_max: Option<f64>,
     /// PPDUs longer than this are preceded by RTS/CTS.
     pub rts_over: Option<Duration>,
     /// Segments of bulk per acknowledgement.
     pub ack_every: Option<u32>,
-    /// How robots learn that bulk has left; `None`: by the best source of a stock kernel.
+    /// How robots learn that bulk has left; `None` for the best source of a stock kernel.
     pub completions: Option<Completions>,
     /// Mean time for which a robot's programs wait for a core whenever they have something to do; only simulated.
     pub scheduling_delay: Option<Duration>,
 }
 
 impl RateOverride {
-    /// This setting, completed from a wider one. An MCS here overrides a signal-to-noise ratio there, and vice versa.
+    /// Returns this setting, completed from a wider one. An MCS here overrides a signal-to-noise ratio there, and vice
+    /// versa.
     pub fn or(self, wider: RateOverride) -> RateOverride {
         let fixed = self.mcs.is_some() || self.snr_db.is_some();
         RateOverride {
@@ -485,7 +488,7 @@ impl RateOverride {
 }
 
 impl Air {
-    /// The settings of `[air]` for every link.
+    /// Returns the settings of `[air]` for every link.
     pub(crate) fn rate(&self) -> RateOverride {
         RateOverride {
             mcs: self.mcs,
@@ -497,25 +500,26 @@ impl Air {
 }
 
 impl Team {
-    /// First of the ports that a robot listens on.
+    /// Returns the first of the ports that a robot listens on.
     pub fn port(&self, robot: RobotId) -> u16 {
         let own = self.robots.get(usize::from(robot.0)).and_then(|robot| robot.port);
         own.unwrap_or(self.live.port)
     }
 
-    /// The robot with this name.
+    /// Returns the robot with this name.
     pub fn robot_named(&self, name: &str) -> Option<RobotId> {
         let at = self.robots.iter().position(|robot| robot.name == name)?;
         u16::try_from(at).ok().map(RobotId)
     }
 
-    /// The rate from one robot to another: from `[[air.link]]`, the sender, `[air]`, the positions, or MCS 7, in this
-    /// order. `None` if a robot does not exist. Ignores events and interfaces other than `wlan0`: see `Team::rate_on`.
+    /// Returns the rate from one robot to another: from `[[air.link]]`, the sender, `[air]`, the positions, or MCS 7,
+    /// in this order. `None` if a robot does not exist. Ignores events and interfaces other than `wlan0`: see
+    /// `Team::rate_on`.
     pub fn rate(&self, from: RobotId, to: RobotId) -> Option<LinkRate> {
         self.rate_on(&self.air, RateOverride::default(), from, to)
     }
 
-    /// The same on any channel of the team, with `now` taking precedence over everything else.
+    /// Returns the rate on any channel of the team, with `now` taking precedence over everything else.
     pub fn rate_on(&self, air: &Air, now: RateOverride, from: RobotId, to: RobotId) -> Option<LinkRate> {
         let sender = self.robots.get(usize::from(from.0))?;
         let receiver = self.robots.get(usize::from(to.0))?;
@@ -537,19 +541,19 @@ impl Team {
         Some(LinkRate { source, streams, loss })
     }
 
-    /// The channels in the order of their interfaces: `wlan0`, which is `Team::air`, then `Team::interfaces`.
+    /// Returns the channels in the order of their interfaces: `wlan0`, which is `Team::air`, then `Team::interfaces`.
     pub fn channels(&self) -> impl Iterator<Item = &Air> {
         std::iter::once(&self.air).chain(self.interfaces.iter().map(|interface| &interface.air))
     }
 
-    /// The hops of a packet on a channel of this team: one, or two through the access point.
+    /// Returns the hops of a packet on a channel of this team: one, or two through the access point.
     pub fn hops(&self, air: &Air, from: RobotId, to: RobotId) -> impl Iterator<Item = (RobotId, RobotId)> {
         let point = air.access_point.filter(|point| ![from, to].contains(point));
         let first = (from, point.unwrap_or(to));
         std::iter::once(first).chain(point.map(|point| (point, to)))
     }
 
-    /// Whether a robot has the interface of this number, `wlan0` being the first.
+    /// Returns whether a robot has the interface of this number; `wlan0` is the first.
     pub fn has_interface(&self, robot: RobotId, interface: usize) -> bool {
         let Some(further) = interface.checked_sub(1) else {
             return usize::from(robot.0) < self.robots.len();
@@ -560,7 +564,7 @@ impl Team {
 }
 
 impl Event {
-    /// Whether the event is active at this time after the start.
+    /// Returns whether the event is active at this time after the start.
     pub fn active(&self, after: Duration) -> bool {
         self.at <= after && self.until.is_none_or(|until| after < until)
     }

@@ -18,7 +18,7 @@ const KEPT_MAX: usize = 1_000;
 /// Maximum length of a source line worth showing, in bytes.
 const LINE_BYTES_MAX: usize = 300;
 
-/// Why a team file could not be used. `Display` returns the complete text for the user, in several lines.
+/// The reason why a team file could not be used. `Display` returns the complete text for the user, in several lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     text: String,
@@ -26,12 +26,12 @@ pub struct LoadError {
 }
 
 impl LoadError {
-    /// The number of problems found, at least one.
+    /// Returns the number of problems found, at least one.
     pub fn problems(&self) -> usize {
         self.problems
     }
 
-    /// For a file that could not even be read.
+    /// Creates the error for a file that could not even be read.
     pub(crate) fn plain(message: impl fmt::Display, mend: &str) -> Self {
         LoadError {
             text: format!("error: {message}\n  = {mend}\n"),
@@ -48,7 +48,7 @@ impl fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-/// One problem: where it is, what it is, and how to fix it.
+/// One problem: its place, its description, and how to fix it.
 #[derive(Clone, Debug)]
 struct Problem {
     file: usize,
@@ -111,17 +111,17 @@ impl Problems {
         }
     }
 
-    /// Whether the limit is reached, so that searching for fixes is wasted from here on.
+    /// Returns whether the limit is reached, so that searching for fixes is wasted from here on.
     pub(crate) fn full(&self) -> bool {
         self.count() >= KEPT_MAX
     }
 
-    /// The number of problems so far.
+    /// Returns the number of problems so far.
     pub(crate) fn count(&self) -> usize {
         self.found.borrow().len()
     }
 
-    /// The error that shows the problems ordered by file and line, or `None` without problems.
+    /// Returns the error that shows the problems ordered by file and line, or `None` without problems.
     pub(crate) fn into_error(self) -> Option<LoadError> {
         let mut found = self.found.into_inner();
         if found.is_empty() {
@@ -185,7 +185,7 @@ impl Problem {
             .with_message(&self.message)
             .with_labels(labels)
             .with_notes(vec![self.mend.clone()]);
-        // The renderer fails only on an unknown file or place, and both are ours.
+        // The renderer fails only on an unknown file or place, and both are created here.
         term::emit_into_string(&term::Config::default(), files, &diagnostic)
             .unwrap_or_else(|_| format!("error: {}\n  = {}\n\n", self.message, self.mend))
     }
@@ -197,8 +197,8 @@ const BEGINNING: codespan_reporting::files::Location = codespan_reporting::files
     column_number: 1,
 };
 
-/// The span adjusted to the text: inside it, on character boundaries, and on one line, so that a table is shown by its
-/// first line.
+/// Returns the span adjusted to the text: inside it, on character boundaries, and on one line, so that a table is shown
+/// by its first line.
 fn within(text: &str, span: &Range<usize>) -> Range<usize> {
     let floor = |mut at: usize| {
         at = at.min(text.len());

@@ -5,20 +5,20 @@
 
 use coorp_core::Duration;
 
-/// When a flow's messages were created and how large they were. After the last message the recording repeats, so that
-/// it can drive a run of any length.
+/// The times and sizes of a flow's messages. After the last message the recording repeats, so that it can drive a run
+/// of any length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// Sorted by time since the start of the recording; sizes in bytes. Never empty.
+    /// The messages, sorted by time since the start of the recording, with sizes in bytes. Never empty.
     messages: Vec<(Duration, u64)>,
     /// The period of the repetition, longer than the last message's time.
     length: Duration,
 }
 
 impl Recorded {
-    /// The messages of one flow in any order, each with its time since the start of the recording and its size in
-    /// bytes, and the period after which they repeat. Flows of one recording keep their relative phases if they share
-    /// the start and `length`.
+    /// Creates a recording from the messages of one flow in any order, each with its time since the start of the
+    /// recording and its size in bytes. `length` is the period after which they repeat. Flows of one recording keep
+    /// their relative phases if they share the start and `length`.
     ///
     /// # Errors
     /// If there is no message, a message is empty, or a message is not before `length`.
@@ -34,7 +34,7 @@ impl Recorded {
         Ok(Recorded { messages, length })
     }
 
-    /// The time of message `number` since the start of the flow, and its size in bytes.
+    /// Returns the time of message `number` since the start of the flow, and its size in bytes.
     pub fn message(&self, number: u64) -> (Duration, u64) {
         let count = self.messages.len() as u64;
         let (at, bytes) = self.messages[(number % count) as usize];

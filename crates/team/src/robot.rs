@@ -1,7 +1,7 @@
 //! One robot's part of a team: its configuration, and its paths to the others.
 //!
 //! Path k leads from a robot's interface k to another's interface k. Left out: a plan for SchedWiFi's windows, which
-//! takes more than the team file.
+//! needs more than the team file.
 
 use coorp_core::paths::PathConfig;
 use coorp_core::policy::Policy;
@@ -11,8 +11,8 @@ use coorp_core::RobotId;
 use crate::model::Team;
 
 impl Team {
-    /// The configuration of robot `me` under `policy`, which already includes the team's `[policy]`.
-    /// No other start of that robot has this `incarnation`.
+    /// Returns the configuration of robot `me` under `policy`, which already includes the team's `[policy]`. No other
+    /// start of that robot may have this `incarnation`.
     pub fn robot_config(&self, policy: &Policy, me: RobotId, incarnation: u32) -> RobotConfig {
         let robots = u16::try_from(self.robots.len()).unwrap_or(u16::MAX);
         let default = PathConfig::default();
@@ -36,13 +36,13 @@ impl Team {
         }
     }
 
-    /// Whether there are control flows, each with a bound.
+    /// Returns whether there are control flows, each with a bound.
     fn bounds_control(&self) -> bool {
         let mut control = self.flows.iter().filter(|flow| !flow.bulk).peekable();
         control.peek().is_some() && control.all(|flow| flow.bound.is_some())
     }
 
-    /// Number of paths from one robot to another.
+    /// Returns the number of paths from one robot to another.
     pub fn paths_between(&self, one: RobotId, other: RobotId) -> usize {
         self.paths_of(one).min(self.paths_of(other))
     }
@@ -53,7 +53,7 @@ impl Team {
         robots.filter(|(robot, _)| self.paths_of(*robot) > 1).count() > 1
     }
 
-    /// Number of a robot's paths in use: one if no robot has a choice.
+    /// Returns the number of a robot's paths in use: one if no robot has a choice.
     pub fn paths_used(&self, robot: RobotId) -> usize {
         if self.any_choice() {
             self.paths_of(robot)
@@ -62,7 +62,7 @@ impl Team {
         }
     }
 
-    /// Number of a robot's paths: its interfaces or addresses.
+    /// Returns the number of a robot's paths: its interfaces or addresses.
     fn paths_of(&self, robot: RobotId) -> usize {
         let robot = &self.robots[usize::from(robot.0)];
         robot.interfaces.len().max(robot.addresses.len()).max(1)

@@ -1,4 +1,4 @@
-//! Rules that apply to both the reader and `Team::check`: limits, and which MCS exist.
+//! Rules that apply to both the reader and `Team::check`: limits, and the MCS that exist.
 //!
 //! MCS according to IEEE 802.11-2020, 19.5 (HT) and 21.5 (VHT), and IEEE 802.11ax-2021, 27.5 (HE). Left out: unequal
 //! modulation, 160 MHz, HE's dual carrier modulation.
@@ -18,7 +18,7 @@ pub(crate) const WAYPOINTS_MAX: usize = 1_000;
 pub(crate) const INTERFACES_MAX: usize = 7;
 /// Maximum number of `[[event]]` tables.
 pub(crate) const EVENTS_MAX: usize = 1_000;
-/// The longest pattern of a topic's name in one. DDS names have 255 characters at most.
+/// The longest pattern of a topic's name in a `[[protect]]` table. DDS names have 255 characters at most.
 pub(crate) const TOPIC_BYTES_MAX: usize = 255;
 /// Maximum number of `[[protect]]` tables; every packet of an unknown flow passes through all of them.
 pub(crate) const PROTECT_MAX: usize = 64;
@@ -37,7 +37,7 @@ pub(crate) const NAME_CHARS_MAX: usize = 64;
 /// Valid first ports of a robot: above the privileged ones, with room for all of its ports.
 pub(crate) const PORT_RANGE: std::ops::RangeInclusive<u16> = 1_024..=u16::MAX - PORTS;
 
-/// What is wrong, and how to fix it.
+/// A description of what is wrong, and how to fix it.
 pub(crate) type Fault = (String, String);
 
 /// Checks that the standard has this MCS at this width and number of streams.
@@ -76,8 +76,8 @@ pub(crate) fn mcs(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> R
     Ok(())
 }
 
-/// Whether two channels overlap. A channel of 40 or 80 MHz consists of the pair or the four of 20 MHz channels that
-/// contain its number (IEEE 802.11-2020, annex E, table E-4).
+/// Returns whether two channels overlap. A channel of 40 or 80 MHz consists of the pair or the four of 20 MHz channels
+/// that contain its number (IEEE 802.11-2020, annex E, table E-4).
 pub(crate) fn overlap(one: (u16, u16), other: (u16, u16)) -> bool {
     let parts = |(channel, width_mhz): (u16, u16)| {
         let place = CHANNELS.iter().position(|known| *known == channel).unwrap_or(0);
@@ -105,7 +105,7 @@ pub(crate) fn name(name: &str) -> Result<(), Fault> {
 /// Checks that Linux accepts this interface name.
 pub(crate) fn interface(name: &str) -> Result<(), Fault> {
     const BYTES_MAX: usize = 15;
-    // Nothing that ends a name where addresses and interfaces stand together.
+    // Excludes characters that would end a name where addresses and interfaces are written together.
     let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | ';' | '#' | '?' | '=');
     if name.is_empty() || name.len() > BYTES_MAX || !name.chars().all(fits) || matches!(name, "." | "..") {
         let message = format!("\"{}\" is not a valid interface name", crate::units::clip(name));
@@ -117,7 +117,7 @@ pub(crate) fn interface(name: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The first two robots, the later one first, that would listen on the same ports of the same address.
+/// Returns the first two robots, the later one first, that would listen on the same ports of the same address.
 pub(crate) fn ports_clash(robots: &[Robot], port: u16) -> Option<(usize, usize)> {
     let mut taken: HashMap<_, Vec<(u16, usize)>> = HashMap::new();
     for (index, robot) in robots.iter().enumerate() {

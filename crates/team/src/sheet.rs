@@ -1,7 +1,7 @@
 //! Reads one TOML table: typed values with ranges, and a problem for everything invalid.
 //!
 //! This replaces serde, which stops at the first mistake; a user with five mistakes wants to see five. An invalid value
-//! counts as absent for the reader, which continues with the default; `Sheet::sound` tells.
+//! counts as absent for the reader, which continues with the default. `Sheet::sound` tells whether that happened.
 
 use crate::problem::Problems;
 use crate::units::{self, clip};
@@ -14,7 +14,7 @@ use toml::Spanned;
 pub(crate) struct Sheet<'t> {
     table: &'t DeTable<'t>,
     span: Range<usize>,
-    /// Its name in messages: `[air]`.
+    /// The table's name in messages, such as `[air]`.
     title: String,
     asked: Vec<&'static str>,
     problems: &'t Problems,
@@ -26,7 +26,7 @@ pub(crate) struct Sheet<'t> {
 pub(crate) type Placed<T> = (T, Range<usize>);
 
 impl<'t> Sheet<'t> {
-    /// A sheet over `table`, which messages call `title`.
+    /// Creates a sheet over `table`, which messages call `title`.
     pub(crate) fn new(
         table: &'t DeTable<'t>,
         span: Range<usize>,
@@ -46,32 +46,33 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// Its name in messages.
+    /// Returns the table's name in messages.
     pub(crate) fn title(&self) -> &str {
         &self.title
     }
 
-    /// Where the table starts.
+    /// Returns where the table starts.
     pub(crate) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// Where the value of `key` is, or the table if the key is absent.
+    /// Returns where the value of `key` is, or the table if the key is absent.
     pub(crate) fn span_of(&self, key: &str) -> Range<usize> {
         self.table.get(key).map_or_else(|| self.span(), Spanned::span)
     }
 
-    /// Whether the key is present, valid or not.
+    /// Returns whether the key is present, valid or not.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
-    /// Whether no problem was found since this sheet was opened: only then may values be compared with each other.
+    /// Returns whether no problem was found since this sheet was opened. Only then may values be compared with each
+    /// other.
     pub(crate) fn sound(&self) -> bool {
         self.problems.count() == self.problems_before
     }
 
-    /// Where this sheet's problems are reported, and their file.
+    /// Returns where this sheet's problems are reported, and their file.
     pub(crate) fn problems(&self) -> (&'t Problems, usize) {
         (self.problems, self.file)
     }
@@ -107,7 +108,7 @@ impl<'t> Sheet<'t> {
         self.problem(key, message, format!("write {wanted}"));
     }
 
-    /// A text value.
+    /// Reads a text value.
     pub(crate) fn string(&mut self, key: &'static str) -> Option<Placed<&'t str>> {
         let value = self.value(key)?;
         match value.get_ref() {
@@ -119,7 +120,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A list of at most `most` texts, each with its place.
+    /// Reads a list of at most `most` texts, each with its place.
     pub(crate) fn strings(&mut self, key: &'static str, most: usize, example: &str) -> Vec<Placed<&'t str>> {
         let Some(value) = self.value(key) else {
             return Vec::new();
@@ -148,7 +149,7 @@ impl<'t> Sheet<'t> {
         texts
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub(crate) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let value = self.value(key)?.get_ref();
         if let DeValue::Boolean(flag) = value {
@@ -158,7 +159,7 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// An integer within `range`.
+    /// Reads an integer within `range`.
     pub(crate) fn integer<T>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Option<T>
     where
         T: Copy + TryFrom<i128> + Into<i128> + PartialOrd,
@@ -180,7 +181,7 @@ impl<'t> Sheet<'t> {
         fits
     }
 
-    /// A number within `range`, integer or not; never NaN or infinite.
+    /// Reads a number within `range`, integer or not; never NaN or infinite.
     pub(crate) fn number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
         let value = self.value(key)?.get_ref();
         let Some(number) = as_number(value) else {
@@ -196,13 +197,13 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// A point in the plane, in metres.
+    /// Reads a point in the plane, in metres.
     pub(crate) fn point(&mut self, key: &'static str) -> Option<[f64; 2]> {
         let value = self.value(key)?;
         self.as_point(key, value)
     }
 
-    /// A list of at most `most` points in the plane, in metres.
+    /// Reads a list of at most `most` points in the plane, in metres.
     pub(crate) fn points(&mut self, key: &'static str, most: usize) -> Vec<[f64; 2]> {
         let Some(value) = self.value(key) else {
             return Vec::new();
@@ -243,7 +244,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A time such as `"33ms"`, within `range`.
+    /// Reads a time such as `"33ms"`, within `range`.
     pub(crate) fn duration(&mut self, key: &'static str, range: RangeInclusive<Duration>) -> Option<Duration> {
         let value = self.value(key)?.get_ref();
         let DeValue::String(text) = value else {
@@ -270,7 +271,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A signed time such as `"-150us"`, with an absolute value of at most `most`, in nanoseconds.
+    /// Reads a signed time such as `"-150us"`, with an absolute value of at most `most`. Returns it in nanoseconds.
     pub(crate) fn signed_duration(&mut self, key: &'static str, most: Duration) -> Option<i64> {
         let value = self.value(key)?.get_ref();
         let DeValue::String(text) = value else {
@@ -299,7 +300,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A size such as `"12KiB"`, or an integer number of bytes, within `range`.
+    /// Reads a size such as `"12KiB"`, or an integer number of bytes, within `range`.
     pub(crate) fn size(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let value = self.value(key)?.get_ref();
         let (least, most) = (range.start(), range.end());
@@ -330,7 +331,7 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// One of several names, or an integer within `range`.
+    /// Reads one of several names, or an integer within `range`.
     pub(crate) fn name_or_integer(
         &mut self,
         key: &'static str,
@@ -344,12 +345,12 @@ impl<'t> Sheet<'t> {
         self.choice_or(key, names, &numbers)
     }
 
-    /// One of several names.
+    /// Reads one of several names.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, names: &[(&str, T)]) -> Option<T> {
         self.choice_or(key, names, "")
     }
 
-    /// One of several names; messages add `or`, the other possible values.
+    /// Reads one of several names; messages add `or`, the other possible values.
     fn choice_or<T: Copy>(&mut self, key: &'static str, names: &[(&str, T)], or: &str) -> Option<T> {
         let (text, _) = self.string(key)?;
         let found = names
@@ -367,7 +368,7 @@ impl<'t> Sheet<'t> {
         found
     }
 
-    /// One of several integers.
+    /// Reads one of several integers.
     pub(crate) fn member(&mut self, key: &'static str, numbers: &[u16]) -> Option<u16> {
         let number = self.integer(key, 0..=u16::MAX)?;
         if numbers.contains(&number) {
@@ -382,7 +383,7 @@ impl<'t> Sheet<'t> {
         None
     }
 
-    /// A table inside this one, such as `[air.ac_vo]` in `[air]`.
+    /// Returns a table inside this one, such as `[air.ac_vo]` in `[air]`.
     pub(crate) fn table(&mut self, key: &'static str, title: &str) -> Option<Sheet<'t>> {
         let value = self.value(key)?;
         match value.get_ref() {
@@ -394,7 +395,7 @@ impl<'t> Sheet<'t> {
         }
     }
 
-    /// A list of tables, such as `[[robot]]`. More than `most` tables are one problem, and none is read.
+    /// Returns a list of tables, such as `[[robot]]`. More than `most` tables are one problem, and none is read.
     pub(crate) fn tables(&mut self, key: &'static str, title: &str, most: usize) -> Vec<Sheet<'t>> {
         let Some(value) = self.value(key) else {
             return Vec::new();
@@ -457,7 +458,7 @@ impl<'t> Sheet<'t> {
     }
 }
 
-/// A number, integer or not; `None` for anything else, including NaN and infinities.
+/// Returns a number, integer or not; `None` for anything else, including NaN and infinities.
 fn as_number(value: &DeValue<'_>) -> Option<f64> {
     let number = match value {
         DeValue::Integer(number) => i128::from_str_radix(number.as_str(), number.radix()).ok()? as f64,
@@ -467,7 +468,7 @@ fn as_number(value: &DeValue<'_>) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
-/// The kind of a value, in user terms.
+/// Returns the kind of a value, in user terms.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
@@ -482,7 +483,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// The fix for a time without quotes: the written number with a unit.
+/// Returns the fix for a time without quotes: the written number with a unit.
 fn time_mend(value: &DeValue<'_>) -> String {
     match value {
         DeValue::Integer(number) if number.as_str().len() <= 9 => {
@@ -496,7 +497,7 @@ fn time_mend(value: &DeValue<'_>) -> String {
     }
 }
 
-/// `choose one of "a", "b"`.
+/// Returns `choose one of "a", "b"`.
 fn one_of(names: &[&str]) -> String {
     format!(
         "choose one of {}",
@@ -508,7 +509,7 @@ fn one_of(names: &[&str]) -> String {
     )
 }
 
-/// The name that `text` most likely abbreviates or misspells.
+/// Returns the name that `text` most likely abbreviates or misspells.
 pub(crate) fn nearest<'n>(text: &str, names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
     const TEXT_BYTES_MAX: usize = 64;
     if text.len() > TEXT_BYTES_MAX {

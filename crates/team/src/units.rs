@@ -1,7 +1,8 @@
 //! Values with units: `"33ms"`, `"12KiB"`.
 //!
 //! Values are read exactly, digit by digit: `"16.7ms"` is 16,700,000 ns, without float rounding. Exponents are not
-//! supported. A value finer than the unit allows (half a byte, a tenth of a nanosecond) is an error and never rounded.
+//! supported. A value finer than the unit allows (half a byte, a tenth of a nanosecond) is an error, and is never
+//! rounded.
 
 use coorp_core::Duration;
 
@@ -90,13 +91,13 @@ fn scaled(text: &str, units: &[(&str, u64)], names: &str, sample: &str, least: &
     u64::try_from(whole.saturating_add(part / scale)).map_err(|_| too_large())
 }
 
-/// The value of ASCII digits; the caller limits their number.
+/// Returns the value of ASCII digits; the caller limits their number.
 fn digits(text: &str) -> u128 {
     text.bytes()
         .fold(0, |value, digit| value * 10 + u128::from(digit - b'0'))
 }
 
-/// Text as quoted in an error: short enough for a line.
+/// Returns a text as quoted in an error, short enough for a line.
 pub(crate) fn clip(text: &str) -> String {
     const SHOWN_MAX: usize = 40;
     let mut shown: String = text

@@ -1,4 +1,4 @@
-//! WNIC profiles: data files that describe the depth of a card's queues and where it ignores priorities.
+//! WNIC profiles: data files that describe how deep a card's queues are and where it ignores priorities.
 //!
 //! Two are built in (`profiles/`), others are files next to the team file. Left out: profiles for single robots (all
 //! cards of a team are alike), and the bus between host and card.
@@ -22,7 +22,7 @@ const BUILT_IN: [(&str, &str); 2] = [
 /// Maximum size of a profile file, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The card that `wnic` in `[air]` names; `ideal` by default.
+/// Returns the card that `wnic` in `[air]` names; `ideal` by default.
 pub(crate) fn profile(air: &mut Sheet<'_>, base: &Path) -> Wnic {
     let (problems, file) = air.problems();
     let (name, span) = air.string("wnic").unwrap_or(("ideal", 0..0));
@@ -38,7 +38,7 @@ pub(crate) fn profile(air: &mut Sheet<'_>, base: &Path) -> Wnic {
     }
 }
 
-/// Reads a profile file next to the team file: returns its path for messages, and its text.
+/// Reads a profile file next to the team file. Returns its path for messages, and its text.
 fn read(name: &str, base: &Path) -> Result<(String, String), (String, String)> {
     let known = "choose \"ideal\" or \"mt7612u\", or name a profile file such as \"my-card.toml\"";
     if !name.ends_with(".toml") {

@@ -22,7 +22,7 @@ fn read(text: &str) -> bool {
     }
 }
 
-/// Values of every kind, some of which are valid for some key.
+/// Generates values of every kind, some of which are valid for some key.
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
@@ -216,7 +216,7 @@ const TABLES: [(&str, &[&str]); 12] = [
     ("[[protect]]", &["protocol", "port", "ports", "to", "dscp"]),
 ];
 
-/// Tables with some of their keys and with values that may or may not be valid, after two valid robots.
+/// Generates tables with some of their keys and with values that may or may not be valid, after two valid robots.
 fn plausible() -> impl Strategy<Value = String> {
     let line = (0..TABLES.len(), any::<prop::sample::Index>(), value());
     prop::collection::vec(line, 0..6).prop_map(|lines| {

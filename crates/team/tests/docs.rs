@@ -5,7 +5,7 @@ use std::path::Path;
 
 const PAGE: &str = include_str!("../../../docs/team-file.md");
 
-/// The page's samples: a whole file, then parts of others.
+/// Returns the page's samples: a whole file, then parts of others.
 fn samples() -> Vec<&'static str> {
     let samples = PAGE.split("```toml\n").skip(1);
     samples.map(|sample| sample.split("```").next().unwrap()).collect()

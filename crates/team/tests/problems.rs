@@ -28,7 +28,7 @@ fn refused(text: &str) -> LoadError {
     }
 }
 
-/// The text is refused for one problem, and the message contains every part.
+/// Asserts that the text is refused for one problem, and that the message contains every part.
 fn one(text: &str, parts: &[&str]) {
     let error = refused(text);
     let shown = error.to_string();
@@ -38,7 +38,7 @@ fn one(text: &str, parts: &[&str]) {
     assert_eq!(error.problems(), 1, "{shown}");
 }
 
-/// `TEAM` with `text` appended is refused for one problem.
+/// Asserts that `TEAM` with `text` appended is refused for one problem.
 fn with(text: &str, parts: &[&str]) {
     one(&format!("{TEAM}{text}"), parts);
 }

@@ -1,7 +1,7 @@
 //! `[air]`: the channel, the access categories, individual links, and the WNIC.
 //!
-//! EDCA defaults are those of IEEE 802.11-2020, table 9-155, except that AC_BE and AC_BK send one PPDU per TXOP. The
-//! air models only the 5 GHz band, so other channels are refused instead of being simulated wrongly.
+//! EDCA defaults are from IEEE 802.11-2020, table 9-155, except that AC_BE and AC_BK send one PPDU per TXOP. The air
+//! models only the 5 GHz band, so other channels are refused instead of being simulated wrongly.
 
 use super::robot::{check_mcs, rate};
 use super::{sole_leader, Roster};
@@ -38,7 +38,7 @@ pub(super) fn air<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t
     }
 }
 
-/// The robot that relays between stations: the named one, by default the leader, with `direct` none.
+/// Reads the robot that relays between stations: the named one, by default the leader, with `direct` none.
 pub(super) fn access_point<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>) -> Option<RobotId> {
     let direct = sheet.flag("direct").unwrap_or(false);
     let named = roster.find_if_there(sheet, "access_point");
@@ -49,8 +49,8 @@ pub(super) fn access_point<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: 
     named.or_else(|| sole_leader(robots)).filter(|_| !direct)
 }
 
-/// A channel, and the tables of its links, which are read once the channel is known. `table` is what messages call the
-/// table: `air` or `interface`.
+/// Reads a channel, and returns it with the tables of its links, which are read once the channel is known. `table` is
+/// the table's name in messages: `air` or `interface`.
 pub(super) fn channel_and_links<'t>(sheet: &mut Sheet<'t>, table: &str, base: &Path) -> (Air, Vec<Sheet<'t>>) {
     let links = sheet.tables("link", &format!("[[{table}.link]]"), LINKS_MAX);
     (channel(sheet, table, base), links)
@@ -104,7 +104,7 @@ fn channel(sheet: &mut Sheet<'_>, table: &str, base: &Path) -> Air {
     air
 }
 
-/// Thermal noise over the width plus a receiver noise figure of 7 dB.
+/// Returns the thermal noise over the width plus a receiver noise figure of 7 dB.
 fn thermal_noise_dbm(width_mhz: u16) -> f64 {
     -174.0 + 10.0 * (f64::from(width_mhz) * 1e6).log10() + 7.0
 }
@@ -162,7 +162,7 @@ fn category(air: &mut Sheet<'_>, key: &'static str, title: &str, default: Edca, 
     read
 }
 
-/// A contention window: a power of two minus one.
+/// Reads a contention window: a power of two minus one.
 fn window(sheet: &mut Sheet<'_>, key: &'static str) -> Option<u16> {
     let window: u16 = sheet.integer(key, 0..=32_767)?;
     if (window + 1).is_power_of_two() {

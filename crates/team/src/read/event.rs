@@ -51,7 +51,7 @@ fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Optio
     })
 }
 
-/// The number of the interface that the event affects.
+/// Reads the number of the interface that the event affects.
 fn interface(sheet: &mut Sheet<'_>, count: usize) -> Option<usize> {
     let (name, _) = sheet.string("interface")?;
     let number = name.strip_prefix("wlan").and_then(|number| number.parse().ok());
@@ -66,7 +66,7 @@ fn interface(sheet: &mut Sheet<'_>, count: usize) -> Option<usize> {
     None
 }
 
-/// The change: exactly one of the three kinds.
+/// Reads the change: exactly one of the three kinds.
 fn change<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>) -> Option<Change> {
     let of_links = ["from", "to", "mcs", "streams", "snr_db", "loss"];
     let link = of_links.into_iter().find(|key| sheet.has(key));

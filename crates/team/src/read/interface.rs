@@ -44,7 +44,7 @@ pub(super) fn interfaces<'t>(
     found
 }
 
-/// The robots that have the interface: those named, or all.
+/// Reads the robots that have the interface: those named, or all.
 fn members<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>) -> Vec<coorp_core::RobotId> {
     let Some(members) = roster.list(sheet, "robots") else {
         return (0..robots.len()).map(robot_id).collect();

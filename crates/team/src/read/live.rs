@@ -35,7 +35,7 @@ pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
     live
 }
 
-/// `interfaces`, `addresses` and `port` of a robot.
+/// Reads `interfaces`, `addresses` and `port` of a robot.
 pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Option<u16>) {
     let port = sheet.integer("port", rules::PORT_RANGE);
     let (problems, file) = sheet.problems();

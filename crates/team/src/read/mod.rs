@@ -1,7 +1,7 @@
-//! From TOML tables to a `Team`, collecting every problem on the way.
+//! Turns TOML tables into a `Team`, collecting every problem on the way.
 //!
 //! The order follows the dependencies: robots first, because links and flows name them, then the air, then everything
-//! that needs both. A part with problems is read on with defaults, and the team is discarded at the end.
+//! that needs both. Reading continues after a problem with defaults, and the team is discarded at the end.
 
 mod air;
 mod control;
@@ -25,7 +25,7 @@ use std::path::Path;
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Reads a whole team file. `None` if it does not have two robots; problems are in the sheet's list.
+/// Reads a whole team file. Returns `None` if it does not have two robots; problems are in the sheet's list.
 pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team> {
     let name = match sheet.string("name") {
         Some((name, span)) => {
@@ -82,7 +82,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
 pub(crate) struct Roster<'t>(HashMap<&'t str, RobotId>);
 
 impl<'t> Roster<'t> {
-    /// The robot that `key` names; reports a problem if it does not exist.
+    /// Returns the robot that `key` names. Reports a problem if it does not exist.
     fn find(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
         let Some((name, span)) = sheet.string(key) else {
             sheet.missing(key, format!("add `{key} = \"…\"` with a robot's name"));
@@ -91,13 +91,13 @@ impl<'t> Roster<'t> {
         self.named(sheet, name, span)
     }
 
-    /// The same for an optional key.
+    /// Returns the robot that an optional key names. Reports a problem if it does not exist.
     fn find_if_there(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<RobotId> {
         let (name, span) = sheet.has(key).then(|| sheet.string(key))??;
         self.named(sheet, name, span)
     }
 
-    /// The robots that a list names, sorted without duplicates; `None` if the key is absent.
+    /// Returns the robots that a list names, sorted without duplicates; `None` if the key is absent.
     fn list(&self, sheet: &mut Sheet<'t>, key: &'static str) -> Option<Vec<RobotId>> {
         let there = sheet.has(key);
         let names = sheet.strings(key, rules::ROBOTS_MAX, "[\"rover\", \"base\"]");
@@ -132,7 +132,7 @@ impl<'t> Roster<'t> {
         found
     }
 
-    /// The two ends of a link or flow, which must differ.
+    /// Reads the two ends of a link or flow, which must differ.
     fn ends(&self, sheet: &mut Sheet<'t>) -> Option<(RobotId, RobotId)> {
         let (from, to) = (self.find(sheet, "from"), self.find(sheet, "to"));
         let (from, to) = (from?, to?);
@@ -145,7 +145,7 @@ impl<'t> Roster<'t> {
     }
 }
 
-/// The name that every robot and flow needs; reports a problem if it is missing, invalid or taken.
+/// Reads the name that every robot and flow needs. Reports a problem if it is missing, invalid or taken.
 fn unique_name<'t>(sheet: &mut Sheet<'t>, taken: &mut HashMap<&'t str, Range<usize>>) -> &'t str {
     let Some((name, span)) = sheet.string("name") else {
         sheet.missing("name", "add `name = \"…\"`");
@@ -169,7 +169,7 @@ fn unique_name<'t>(sheet: &mut Sheet<'t>, taken: &mut HashMap<&'t str, Range<usi
     name
 }
 
-/// Some of the names, for a message.
+/// Returns some of the names, for a message.
 fn listed(names: &[&str]) -> String {
     const SHOWN_MAX: usize = 8;
     let shown = names
@@ -184,12 +184,12 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-/// The index of a robot as an id; the list's limit keeps it within `u16`.
+/// Returns the index of a robot as an id. The list's limit keeps it within `u16`.
 fn robot_id(index: usize) -> RobotId {
     RobotId(u16::try_from(index).unwrap_or(u16::MAX))
 }
 
-/// The leader, if exactly one robot leads.
+/// Returns the leader, if exactly one robot leads.
 fn sole_leader(robots: &[Robot]) -> Option<RobotId> {
     let mut leaders = robots.iter().enumerate().filter(|(_, robot)| robot.leader);
     match (leaders.next(), leaders.next()) {

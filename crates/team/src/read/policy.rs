@@ -6,7 +6,7 @@ use crate::sheet::Sheet;
 use coorp_core::policy::Completions;
 use coorp_core::Duration;
 
-/// Shares used as quantiles: above the median, and short of certainty, which no sample shows.
+/// Valid shares for quantiles: above the median, and below certainty, which no sample shows.
 const QUANTILE: std::ops::RangeInclusive<f64> = 0.5..=0.9999;
 
 /// The sources of completions by name.

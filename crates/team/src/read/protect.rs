@@ -1,6 +1,6 @@
-//! `[[protect]]`: what the packets of programs that know nothing of Coorp are taken for.
+//! `[[protect]]`: rules that classify the packets of programs that know nothing about Coorp.
 //!
-//! Left out: robots' names as receivers. Their addresses are known only once the team runs, and the emulator's differ.
+//! Left out: robots' names as receivers. Their addresses are known only once the team runs, and differ in the emulator.
 
 use crate::model::Robot;
 use crate::rules::{DSCP_MAX, PORTED, PROTECT_MAX, TOPIC_BYTES_MAX};
@@ -86,7 +86,7 @@ fn rule(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Rule {
     }
 }
 
-/// `topic`: the name of a DDS topic, or of one of ROS 2.
+/// Reads `topic`: the name of a DDS topic, or of a ROS 2 topic.
 fn topic(sheet: &mut Sheet<'_>) -> Option<String> {
     let (text, _) = sheet.string("topic")?;
     if text.is_empty() || text.len() > TOPIC_BYTES_MAX {
@@ -98,7 +98,7 @@ fn topic(sheet: &mut Sheet<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// `port` or `ports`: the first and the last.
+/// Reads `port` or `ports`: the first and the last.
 fn ports(sheet: &mut Sheet<'_>) -> Option<(u16, u16)> {
     sheet.exclude("port", "ports", "a single port, or a range");
     let port = sheet.integer("port", 1..=u16::MAX);
@@ -126,7 +126,7 @@ fn ports(sheet: &mut Sheet<'_>) -> Option<(u16, u16)> {
     None
 }
 
-/// `to`: the receiver's address, which may be a multicast group.
+/// Reads `to`: the receiver's address, which may be a multicast group.
 fn to(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Option<IpAddr> {
     let (text, _) = sheet.string("to")?;
     match text.parse::<IpAddr>() {

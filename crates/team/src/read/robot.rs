@@ -37,7 +37,7 @@ pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
     (robots, Roster(roster))
 }
 
-/// `mcs`, `streams`, `snr_db` and `loss` of a robot or a link.
+/// Reads `mcs`, `streams`, `snr_db` and `loss` of a robot or a link.
 pub(super) fn rate(sheet: &mut Sheet<'_>) -> RateOverride {
     sheet.exclude("mcs", "snr_db", "the MCS is either fixed or follows from the signal");
     RateOverride {
@@ -58,7 +58,7 @@ fn movement(sheet: &Sheet<'_>) {
     }
 }
 
-/// The leader; reports a problem if there is none or more than one, or fewer than two robots.
+/// Returns the leader. Reports a problem if there is none or more than one, or fewer than two robots.
 pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) -> Option<RobotId> {
     let (problems, file) = sheet.problems();
     match sheets {
