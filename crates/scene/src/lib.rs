@@ -1,4 +1,4 @@
-//! From a team file to its channels: the configuration of each, and the state of every link at an instant.
+//! Turns a team file into its channels: the configuration of each, and the state of every link at an instant.
 //!
 //! Both the simulator and the emulator build their air here, so a file means the same in both. A link combines the team
 //! file's settings, the distance while robots move, and scripted events. Left out: seeded faults, which belong to the
@@ -10,25 +10,25 @@ use coorp_air::{AccessCategory, Air, Config, Edca, StationId, Wnic};
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::{Change, Event, RateOverride, RateSource, Team};
 
-/// How often a moving robot's links are recomputed.
+/// The interval at which a moving robot's links are recomputed.
 pub const MOVE_EVERY: Duration = Duration::from_millis(100);
 
-/// A robot's station on the air.
+/// Returns a robot's station on the air.
 pub fn station(robot: RobotId) -> StationId {
     StationId(robot.0)
 }
 
-/// The robot that a station belongs to.
+/// Returns the robot that a station belongs to.
 pub fn robot(station: StationId) -> RobotId {
     RobotId(station.0)
 }
 
-/// A flow's access category on the air.
+/// Returns a flow's access category on the air.
 pub fn category(category: coorp_team::Category) -> AccessCategory {
     AccessCategory::ALL[category.index()]
 }
 
-/// All robots of a team.
+/// Returns all robots of a team.
 pub fn robots(team: &Team) -> impl Iterator<Item = RobotId> + Clone {
     (0..u16::try_from(team.robots.len()).unwrap_or(u16::MAX)).map(RobotId)
 }
@@ -41,8 +41,8 @@ fn standard(air: &coorp_team::Air) -> Standard {
     }
 }
 
-/// A channel with `stations` as the team file describes it, without its links. Transmissions longer than `rts_over` are
-/// preceded by RTS/CTS, and all are if the file says so.
+/// Returns the configuration of a channel with `stations` as in the team file, without its links. Transmissions longer
+/// than `rts_over` are preceded by RTS/CTS, and all are if the file says so.
 pub fn config(air: &coorp_team::Air, stations: usize, rts_over: Duration) -> Config {
     let wnic = &air.wnic;
     let edca = air.edca.map(|edca| Edca {
@@ -82,7 +82,7 @@ pub fn config(air: &coorp_team::Air, stations: usize, rts_over: Duration) -> Con
     }
 }
 
-/// The default link between robots.
+/// Returns the default link between robots.
 fn lowest(air: &coorp_team::Air) -> Link {
     Link {
         rate: Rate {
@@ -104,8 +104,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// The scene of `wlan0`, or of another interface numbered as in `Team::channels`. A number out of range means
-    /// `wlan0`.
+    /// Creates the scene of `wlan0`, or of another interface numbered as in `Team::channels`. A number out of range
+    /// means `wlan0`.
     pub fn new(team: &Team, interface: usize) -> Self {
         let track = |robot: &coorp_team::Robot| {
             let mut way = vec![robot.position_m?];
@@ -125,7 +125,7 @@ impl Scene {
         }
     }
 
-    /// Whether any robot moves.
+    /// Returns whether any robot moves.
     pub fn moves(&self) -> bool {
         self.tracks.iter().flatten().any(Track::moves)
     }
@@ -142,7 +142,7 @@ impl Scene {
         }
     }
 
-    /// The same for those of `pairs` that depend on the distance.
+    /// Sets the links of those `pairs` that depend on the distance to their state at `now`.
     pub fn move_links(&self, team: &Team, pairs: &[(RobotId, RobotId)], now: Instant, air: &mut Air) {
         let by_distance = |(from, to): &(RobotId, RobotId)| {
             self.tracks.iter().flatten().any(Track::moves)
@@ -154,19 +154,19 @@ impl Scene {
         self.set_links(team, &moving, now, air);
     }
 
-    /// The link from one robot to another at `now`.
+    /// Returns the link from one robot to another at `now`.
     pub fn link(&self, team: &Team, from: RobotId, to: RobotId, now: Instant) -> Link {
         self.link_under(team, &self.going_on(team, now), from, to, now)
     }
 
-    /// The time of the script's next change after `now`.
+    /// Returns the time of the script's next change after `now`.
     pub fn next_change(team: &Team, now: Instant) -> Option<Instant> {
         let times = team.events.iter().flat_map(|event| [Some(event.at), event.until]);
         let times = times.flatten().map(|time| Instant::ZERO + time);
         times.filter(|time| *time > now).min()
     }
 
-    /// Whether the script has switched a robot off at `now`.
+    /// Returns whether the script has switched a robot off at `now`.
     pub fn dead(team: &Team, robot: RobotId, now: Instant) -> bool {
         let after = now.since(Instant::ZERO);
         team.events.iter().any(|event| {
@@ -174,7 +174,7 @@ impl Scene {
         })
     }
 
-    /// The events that affect this channel at `now`.
+    /// Returns the events that affect this channel at `now`.
     fn going_on<'t>(&self, team: &'t Team, now: Instant) -> Vec<&'t Event> {
         let after = now.since(Instant::ZERO);
         let here = |event: &&Event| event.interface.is_none_or(|only| only == self.interface) && event.active(after);
