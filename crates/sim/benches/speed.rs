@@ -1,4 +1,4 @@
-//! Virtual seconds per wall-clock second: the papers' team under `coorp`, and teams of 5 to 200 robots.
+//! Virtual seconds per wall-clock second, for the papers' team under `coorp`, and for teams of 5 to 200 robots.
 //!
 //! `cargo bench -p coorp-sim`. Throughput is in elements per second; an element is a virtual second.
 #![allow(missing_docs)]
@@ -23,7 +23,7 @@ fn simulate(team: &coorp_team::Team, policy: &Policy) {
     black_box(run.is_ok());
 }
 
-/// Robots that report 200 bytes five times a second, so that 200 of them leave room on the channel.
+/// Returns a team whose robots report 200 bytes five times a second, so that 200 of them leave room on the channel.
 fn many(robots: usize) -> String {
     let mut text = String::from("[[robot]]\nname = \"leader\"\nleader = true\n");
     for robot in 1..robots {

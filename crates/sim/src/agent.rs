@@ -1,6 +1,6 @@
-//! Drives one [`Robot`] in virtual time, on a clock of its own, with the view that its `Sight` gives.
+//! Drives one [`Robot`] in virtual time, on its own clock, with the view that its `Sight` gives.
 //!
-//! Callers use the run's time; the robot knows only its own clock. Policies without permits and windows decide nothing
+//! Callers use the run's time; the robot knows only its own clock. Policies without permits or windows decide nothing
 //! and have no robot. Left out: clocks that drift within a run.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,35 +16,35 @@ use coorp_core::windows::Window;
 use coorp_core::{Duration, FlowId, Instant, RobotId};
 use coorp_team::{Team, Traffic};
 
-/// Local clocks start so long before the run, so that no skew reaches below zero.
+/// Time of local clocks at the start of the run, so that no skew makes a clock negative.
 pub(crate) const CLOCK_ORIGIN: Duration = Duration::from_secs(1_000);
-/// Packets that a log follows at most; no WNIC and no window of TCP holds more.
+/// Maximum number of packets that a log follows. No WNIC and no TCP window holds more.
 const LOG_MAX: usize = 1 << 16;
-/// By so much robots look at their send queues apart from each other.
+/// Offset between robots' reads of their send queues.
 const LOOKS_APART: Duration = Duration::from_micros(37);
 
 /// A control flow that a robot sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ControlFlow {
-    /// Its perceptions.
+    /// The robot's perceptions.
     Perception,
     /// The leader's commands to this robot.
     Command(RobotId),
-    /// A plain control flow: its place in the run.
+    /// A plain control flow, by its index in the run.
     Plain(u32),
 }
 
-/// Bulk packets on their way, as far as the robot's [`Sight`] goes.
+/// Bulk packets on their way, as far as the robot's [`Sight`] shows them.
 #[derive(Debug)]
 enum Log {
-    /// The driver's count is the robot's.
+    /// The robot uses the driver's count.
     Driver,
-    /// Those that have entered the WNIC, in order, until the robot sees that the kernel has freed them; and how many
-    /// the kernel has freed since it last looked.
+    /// Packets that have entered the WNIC, in order, until the robot sees that the kernel has freed them, and the
+    /// number that the kernel has freed since the robot's last read.
     OutQueue(VecDeque<(u64, Instant)>, usize),
-    /// Those that have entered the WNIC, in order, until their transmit status.
+    /// Packets that have entered the WNIC, in order, until their transmit status.
     Status(VecDeque<(u64, Instant)>),
-    /// Those that have entered the WNIC, by stream and segment, until they are acknowledged.
+    /// Packets that have entered the WNIC, by stream and segment, until they are acknowledged.
     Segments(BTreeMap<(u32, u64), (u64, Instant)>),
 }
 
@@ -52,39 +52,40 @@ enum Log {
 #[derive(Debug)]
 pub(crate) struct Agent {
     me: RobotId,
-    /// Robots in the team.
+    /// The number of robots in the team.
     robots: u16,
     robot: Option<Robot>,
     flows: BTreeMap<ControlFlow, FlowId>,
     log: Log,
-    /// The robot was told something since its actions were last taken: it may have new ones, or an earlier deadline.
+    /// Whether the robot received input since its actions were last taken, so that it may have new ones, or an earlier
+    /// deadline.
     touched: bool,
-    /// Packets of the log that have left.
+    /// The number of packets of the log that have left.
     left: u64,
-    /// Control messages that the kernel has freed since the robot last looked.
+    /// Control messages that the kernel has freed since the robot's last read.
     control_freed: Vec<FlowId>,
-    /// When it next looks at its send queues; what they have not freed by then needs no look.
+    /// When the robot next reads its send queues. Nothing is scheduled unless something was freed.
     look_at: Instant,
     skew_ns: i64,
-    /// Delay of its next deadline until it gets a core.
+    /// Delay of the next deadline until the robot gets a core.
     late: Duration,
     up: bool,
     wants_bulk: bool,
-    /// How many streams and flows of bulk to each robot have something left.
+    /// The number of streams and flows of bulk to each robot that have something left.
     receivers: BTreeMap<RobotId, u32>,
     permitted: bool,
     held: bool,
-    /// Whether it did so with an empty WNIC.
+    /// Whether the gate held a packet with an empty WNIC.
     held_empty: bool,
-    /// Packets that the gate let pass.
+    /// The number of packets that the gate let pass.
     passed: u64,
     window: Window,
-    /// Windows that are over, if somebody draws them.
+    /// Windows that are over, if they are drawn.
     windows_over: Option<Vec<(Instant, Instant)>>,
     account: Account,
 }
 
-/// How long it had bulk that it was permitted to send, and how much of that was inside windows.
+/// How long the robot had bulk that it was permitted to send, and how much of that time was inside windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     until: Instant,
@@ -94,7 +95,7 @@ struct Account {
 
 impl Agent {
     /// # Errors
-    /// If the policy's times cannot work together.
+    /// If the policy's times are inconsistent.
     pub fn new(
         team: &Team,
         policy: &Policy,
@@ -129,10 +130,10 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The robot starts, or restarts without memory.
+    /// Starts the robot, or restarts it without memory.
     ///
     /// # Errors
-    /// If the policy's times cannot work together.
+    /// If the policy's times are inconsistent.
     pub fn restart(
         &mut self,
         team: &Team,
@@ -147,13 +148,14 @@ impl Agent {
         self.control_freed.clear();
         self.look_at = Instant::FAR_FUTURE;
         let mut config = team.robot_config(policy, self.me, incarnation);
-        // One channel is simulated, of everybody's first interface.
+        // Only the channel of the first interfaces is simulated.
         config.paths_to.fill(1);
         config.paths = 1;
         config.permits = config.permits.filter(|_| policy.bulk);
         config.control = config.control.filter(|_| policy.control);
         if let (Some(schedwifi), Some(schedule)) = (&policy.schedwifi, schedule) {
-            // The plan's clock is the leader's, which all know to within its bound on skew, whatever their own show.
+            // The plan's clock is the leader's. All robots know it to within the plan's bound on skew, whatever their
+            // own clocks show.
             let schedule = schedule.clone().with_origin(self.local(Instant::ZERO));
             config.windows = Windows::Scheduled(schedule, schedwifi.shaper.clone());
         }
@@ -175,7 +177,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells the robot of its control flows, as programs do when they begin to publish.
+    /// Adds the robot's control flows, as programs do when they begin to publish.
     fn add_flows(&mut self, team: &Team, policy: &Policy) {
         let mut flows = Vec::new();
         if let Some(control) = team.control.filter(|_| policy.control) {
@@ -196,7 +198,7 @@ impl Agent {
         }
         let Some(robot) = &mut self.robot else { return };
         for (flow, period, bound) in flows {
-            // Flows beyond the limit are unprotected, as a program is told that its publisher is.
+            // Flows beyond the limit are unprotected. A program would learn that about its publisher.
             if let Some(id) = robot.add_flow(period) {
                 robot.set_bound(id, bound);
                 self.flows.insert(flow, id);
@@ -206,12 +208,12 @@ impl Agent {
 
     // --- clocks -----------------------------------------------------------------------------------------------
 
-    /// The robot's clock when the run's shows `now`.
+    /// Returns the robot's clock when the run's shows `now`.
     fn local(&self, now: Instant) -> Instant {
         Instant::from_nanos((now + CLOCK_ORIGIN).as_nanos().saturating_add_signed(self.skew_ns))
     }
 
-    /// The run's time when the robot's clock shows `local`.
+    /// Returns the run's time when the robot's clock shows `local`.
     fn global(&self, local: Instant) -> Instant {
         if local == Instant::FAR_FUTURE {
             return local;
@@ -219,7 +221,7 @@ impl Agent {
         Instant::from_nanos(local.as_nanos().saturating_add_signed(-self.skew_ns)) - CLOCK_ORIGIN
     }
 
-    /// Tells the robot something, if it is there and up.
+    /// Passes an input to the robot, if it exists and is up.
     fn tell<T>(&mut self, now: Instant, what: impl FnOnce(&mut Robot, Instant) -> T) -> Option<T> {
         let local = self.local(now);
         let robot = self.robot.as_mut().filter(|_| self.up)?;
@@ -231,24 +233,24 @@ impl Agent {
 
     // --- permits ----------------------------------------------------------------------------------------------
 
-    /// Whether bulk waits for permits on this robot.
+    /// Returns whether bulk waits for permits on this robot.
     pub fn needs_permit(&self) -> bool {
         !self.permitted
     }
 
-    /// Whether the robot runs.
+    /// Returns whether the robot runs.
     pub fn is_up(&self) -> bool {
         self.up
     }
 
-    /// The robot stops, dead or frozen, or goes on. While it is down it decides nothing and hears nothing.
+    /// Stops the robot, dead or frozen, or lets it continue. While it is down, it decides nothing and hears nothing.
     pub fn set_up(&mut self, up: bool, now: Instant) {
         self.spend(now);
         self.up = up;
         if up {
             self.on_deadline(now);
             self.permitted = self.may_send(now);
-            // Bulk may have come or gone meanwhile.
+            // Bulk may have appeared or ended meanwhile.
             self.set_bulk(self.wants_bulk, now);
             let me = self.me;
             for to in (0..self.robots).map(RobotId).filter(|to| *to != me) {
@@ -258,42 +260,42 @@ impl Agent {
         }
     }
 
-    /// Whether it wants to send bulk.
+    /// Returns whether the robot wants to send bulk.
     pub fn wants_bulk(&self) -> bool {
         self.wants_bulk
     }
 
-    /// Whether a permit allows bulk now, or none is needed.
+    /// Returns whether a permit allows bulk now, or none is needed.
     pub fn may_send(&self, now: Instant) -> bool {
         let local = self.local(now);
         self.robot.as_ref().is_none_or(|robot| robot.is_permitted(local))
     }
 
-    /// Whether its streams may run: it is up and was permitted.
+    /// Returns whether the robot's streams may run: it is up and has a permit.
     pub fn is_permitted(&self) -> bool {
         self.up && self.permitted
     }
 
-    /// How many robots hold a permit by this one's book; none if it does not lead.
+    /// Returns how many robots hold a permit by this robot's records; none if it does not lead.
     pub fn holders(&self) -> usize {
         let robot = self.robot.as_ref().filter(|_| self.up);
         robot.map_or(0, |robot| robot.granted().0.len())
     }
 
-    /// How many packets the gate had let pass, if it holds one now although the WNIC has none: one that the air keeps
-    /// from leaving is no fault of the gate's.
+    /// Returns how many packets the gate had let pass, if it holds one now although the WNIC is empty. If the air keeps
+    /// a packet from leaving, the gate is not at fault.
     pub fn held_after(&self) -> Option<u64> {
         (self.held_empty && self.robot.as_ref().is_some_and(Robot::is_held)).then_some(self.passed)
     }
 
-    /// Bulk waits to be sent, or none is left.
+    /// Sets whether bulk waits to be sent.
     pub fn set_bulk(&mut self, wants: bool, now: Instant) {
         self.spend(now);
         self.wants_bulk = wants;
         self.tell(now, |robot, local| robot.want_bulk(wants, local));
     }
 
-    /// One more, or one less, stream or flow of bulk to a robot has something left.
+    /// Counts one more, or one less, stream or flow of bulk to a robot with something left.
     pub fn count_receiver(&mut self, to: RobotId, more: bool, now: Instant) {
         let streams = self.receivers.entry(to).or_default();
         *streams = if more { *streams + 1 } else { streams.saturating_sub(1) };
@@ -304,17 +306,17 @@ impl Agent {
         self.tell(now, |robot, local| robot.on_bulk(to, path, local));
     }
 
-    /// Bulk to a robot was handed to the stack.
+    /// Records that bulk to a robot was handed to the stack.
     pub fn on_bulk_sent(&mut self, to: RobotId, now: Instant) {
         self.tell(now, |robot, local| robot.on_bulk_sent(to, 0, local));
     }
 
-    /// Whether bulk to a robot may be sent now as far as turns go.
+    /// Returns whether turns allow bulk to a robot to be sent now.
     pub fn has_turn(&self, to: RobotId) -> bool {
         self.robot.as_ref().is_none_or(|robot| robot.has_turn(to, 0))
     }
 
-    /// A message of another robot arrived, with its control or by itself.
+    /// Handles a message of another robot that arrived with its control or separately.
     pub fn on_message(&mut self, from: RobotId, message: Message, with_control: bool, now: Instant) {
         let path = with_control.then_some(PathId(0));
         self.tell(now, |robot, local| robot.on_message(from, path, message, local));
@@ -322,19 +324,19 @@ impl Agent {
 
     // --- what is observed -------------------------------------------------------------------------------------
 
-    /// The application made a control message. Returns what its sender tells with it, if there is a robot.
+    /// Records that the application made a control message. Returns the stamp to send with it, if there is a robot.
     pub fn on_control_made(&mut self, flow: ControlFlow, now: Instant) -> Option<Stamp> {
         let id = self.flows.get(&flow).copied()?;
         self.tell(now, |robot, local| robot.on_control(id, local))
     }
 
-    /// The messages that go with a control message to a robot.
+    /// Returns the messages that go with a control message to a robot.
     pub fn riders(&mut self, to: RobotId, now: Instant) -> Vec<Message> {
         self.tell(now, |robot, local| robot.riders(to, local))
             .unwrap_or_default()
     }
 
-    /// The kernel has freed a control message, all of it. A driver's hook tells at once.
+    /// Records that the kernel has freed a whole control message. A driver's hook reports this at once.
     pub fn on_control_freed(&mut self, flow: ControlFlow, now: Instant) {
         let Some(id) = self.flows.get(&flow).copied() else {
             return;
@@ -349,7 +351,8 @@ impl Agent {
 
     // --- the send queues --------------------------------------------------------------------------------------
 
-    /// Something was freed, and is seen when the robot next looks. Returns whether that is earlier than known so far.
+    /// Schedules a read of the send queues, because something was freed. Returns whether that is earlier than the
+    /// scheduled one.
     fn look_within(&mut self, interval: Duration, now: Instant) -> bool {
         let phase = (now + LOOKS_APART * u64::from(self.me.0)).as_nanos() % interval.as_nanos();
         let at = now + Duration::from_nanos(interval.as_nanos() - phase);
@@ -374,12 +377,12 @@ impl Agent {
         }
     }
 
-    /// A control message of another robot arrived here.
+    /// Handles a control message of another robot that arrived here.
     pub fn on_control_arrived(&mut self, from: RobotId, stamp: Stamp, now: Instant) {
         self.tell(now, |robot, local| robot.on_arrived(from, stamp, local));
     }
 
-    /// The flow of that number.
+    /// Returns the flow of this number.
     pub fn flow(&self, id: FlowId) -> Option<ControlFlow> {
         self.flows
             .iter()
@@ -389,8 +392,8 @@ impl Agent {
 
     // --- the gate ---------------------------------------------------------------------------------------------
 
-    /// The driver wants to take `most` bulk packets. Answers how many it may before it asks again, and whether it is held
-    /// now and was not last time, or the reverse.
+    /// Decides how many of `most` bulk packets the driver may take before it asks again. Also returns whether the gate
+    /// has changed between passing and holding.
     pub fn may_dequeue(&mut self, load: Load, most: u16, now: Instant) -> (u16, bool) {
         let local = self.local(now);
         let Some(robot) = self.robot.as_mut() else {
@@ -405,7 +408,7 @@ impl Agent {
         let may = match &self.log {
             _ if !pass => 0,
             Log::Driver | Log::OutQueue(..) => robot.room(0, on_their_way, usize::from(most), local) as u16,
-            // What these count need not be one more after each packet.
+            // These counts may not rise by one with each packet.
             Log::Status(_) | Log::Segments(_) => 1,
         };
         self.passed += u64::from(may);
@@ -417,7 +420,8 @@ impl Agent {
         (may, changed)
     }
 
-    /// The WNIC got a bulk packet; `segment` names its stream and its place there if it will be acknowledged.
+    /// Records that the WNIC got a bulk packet. `segment` gives its stream and its number there, if it will be
+    /// acknowledged.
     #[inline]
     pub fn on_enqueued(&mut self, segment: Option<(u32, u64)>, now: Instant) {
         if let Log::Driver = self.log {
@@ -433,8 +437,8 @@ impl Agent {
         }
     }
 
-    /// The driver counts a bulk packet as complete, and the kernel frees it. Returns whether there is an earlier deadline:
-    /// a hook makes none, and changes no window.
+    /// Records that the driver counts a bulk packet as complete and the kernel frees it. Returns whether there is an
+    /// earlier deadline. A hook causes none, and changes no window.
     #[inline]
     pub fn on_released(&mut self, ahead: u16, queued_at: Instant, now: Instant) -> bool {
         let (entered_at, local) = (self.local(queued_at), self.local(now));
@@ -450,7 +454,7 @@ impl Agent {
         false
     }
 
-    /// A bulk packet has its transmit status.
+    /// Records that a bulk packet has its transmit status.
     #[inline]
     pub fn on_status(&mut self, now: Instant) {
         if let Log::Status(log) = &mut self.log {
@@ -460,7 +464,7 @@ impl Agent {
         }
     }
 
-    /// A stream's receiver acknowledges segments; those that arrived out of order have left as well.
+    /// Records that a stream's receiver acknowledges segments. Segments that arrived out of order have left as well.
     #[inline]
     pub fn on_acknowledged(&mut self, stream: u32, ack: &Ack, now: Instant) {
         if !matches!(self.log, Log::Segments(_)) {
@@ -498,7 +502,7 @@ impl Agent {
         self.tell(now, Robot::on_deadline);
     }
 
-    /// When to call [`Agent::on_deadline`]: later than the robot asked for where its programs wait for a core.
+    /// Returns when to call [`Agent::on_deadline`]: later than the robot requested if its programs wait for a core.
     pub fn next_deadline(&self) -> Option<Instant> {
         let robot = self.robot.as_ref().filter(|_| self.up)?;
         Some(self.global(robot.next_deadline()).min(self.look_at) + self.late)
@@ -509,13 +513,13 @@ impl Agent {
         self.late = late;
     }
 
-    /// Whether there may be actions to take or an earlier deadline, since the last call.
+    /// Returns whether there may be actions to take or an earlier deadline since the last call.
     #[inline]
     pub fn take_touched(&mut self) -> bool {
         std::mem::take(&mut self.touched) || self.robot.as_ref().is_some_and(Robot::has_actions)
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         let action = self.robot.as_mut().filter(|_| self.up)?.poll()?;
         if let Action::Permitted(permitted) = action {
@@ -525,14 +529,14 @@ impl Agent {
         Some(action)
     }
 
-    /// Windows that are over since the last call, in the run's time.
+    /// Returns the windows that have ended since the last call, in the run's time.
     pub fn take_windows(&mut self) -> Vec<(Instant, Instant)> {
         self.windows_over.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     // --- accounts ---------------------------------------------------------------------------------------------
 
-    /// Books the time before the window changed, if it has.
+    /// Accounts for the time before the window changed, if it has changed.
     #[inline]
     fn follow_window(&mut self, now: Instant) {
         let window = self.robot.as_ref().map(Robot::window);
@@ -551,7 +555,7 @@ impl Agent {
         self.window = window;
     }
 
-    /// Books the time since it last did, under the state that held meanwhile.
+    /// Accounts for the time since the last call, under the state of that time.
     fn spend(&mut self, now: Instant) {
         self.account = self.account_at(now);
     }
@@ -568,7 +572,7 @@ impl Agent {
         account
     }
 
-    /// Seconds inside windows, and in all, that it had bulk which it was permitted to send.
+    /// Returns for how many seconds, inside windows and in all, the robot had bulk that it was permitted to send.
     pub fn window_time_s(&self, now: Instant) -> (f64, f64) {
         let account = self.account_at(now);
         (account.inside.as_secs_f64(), account.sending.as_secs_f64())

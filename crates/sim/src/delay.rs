@@ -1,4 +1,4 @@
-//! Delays inside a robot: of its network stack, and of its programs while they wait for a core.
+//! Delays inside a robot: in its network stack, and of its programs while they wait for a core.
 
 use coorp_core::Duration;
 use rand::SeedableRng;

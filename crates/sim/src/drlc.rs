@@ -1,13 +1,13 @@
-//! The DRLC: a batch is collected and disseminated, every robot trains on its partition, parameters are exchanged
-//! (001, sections I, II-A and III-A).
+//! The DRLC: a batch is collected and disseminated, every robot trains on its partition, and parameters are exchanged
+//! (Deng 2022, sections I, II-A and III-A).
 //!
-//! An epoch: `batch_loops` MPC loops fill the batch; the leader sends every worker its partition; each worker then
-//! goes `rounds` times through training, sending its update and getting the combined model. The leader trains its own
-//! partition. BSP: the model of a round goes out when all updates of it are in. SSP: a worker gets it at once unless
-//! it is more than the staleness bound ahead of the slowest. ASP: at once. The next batch is collected when all have
-//! the model of the last round.
+//! An epoch begins with `batch_loops` MPC loops, which fill the batch. The leader sends every worker its partition.
+//! Each worker then repeats `rounds` times: it trains, sends its update and gets the combined model. The leader trains
+//! its own partition. BSP: the model of a round goes out when all its updates have arrived. SSP: a worker gets the
+//! model at once unless it is more than the staleness bound ahead of the slowest. ASP: at once. The next batch is
+//! collected when all have the model of the last round.
 //!
-//! Left out: what is learnt. Here only the bytes and the times matter.
+//! Left out: the content of learning. Only the bytes and the times matter here.
 
 use std::collections::VecDeque;
 
@@ -22,17 +22,17 @@ use crate::events::EventKind;
 /// An action of learning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrlcAction {
-    /// The leader sends `robot` so many bytes: its partition, or the model.
+    /// The leader sends this robot this many bytes: its partition, or the model.
     ToWorker(RobotId, u64),
-    /// `robot` sends its update to the leader.
+    /// This robot sends its update, of this many bytes, to the leader.
     ToLeader(RobotId, u64),
-    /// `robot` trains for so long.
+    /// This robot trains for this long.
     Train(RobotId, Duration),
     /// A new batch is collected.
     Collect,
     /// An epoch has ended.
     EpochEnded,
-    /// Nothing to do: this has happened, to be noted with its number.
+    /// An event to record with its number. Nothing else to do.
     Happened(EventKind, RobotId, u64),
 }
 
@@ -49,7 +49,7 @@ enum Stage {
 struct Worker {
     robot: RobotId,
     stage: Stage,
-    /// Rounds whose update the leader has.
+    /// The number of rounds whose update the leader has.
     rounds: u32,
 }
 
@@ -59,18 +59,18 @@ pub struct Drlc {
     learning: Learning,
     training: Vec<Duration>,
     leader: RobotId,
-    /// Every robot; the leader's partition and updates do not go over the air.
+    /// All robots. The leader's partition and updates do not go over the air.
     workers: Vec<Worker>,
     collected: u32,
     collecting: bool,
-    /// Epochs that have ended.
+    /// The number of epochs that have ended.
     epochs: u64,
     rng: Xoshiro256PlusPlus,
     actions: VecDeque<DrlcAction>,
 }
 
 impl Drlc {
-    /// Learning of a team, its first batch being collected.
+    /// Creates the learning of a team, which is collecting its first batch.
     pub fn new(team: &Team, learning: Learning, seed: u64) -> Self {
         let robots = (0..team.robots.len() as u16).map(RobotId);
         let workers = robots
@@ -100,17 +100,17 @@ impl Drlc {
         }
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<DrlcAction> {
         self.actions.pop_front()
     }
 
-    /// MPC loops that make a batch.
+    /// Returns the number of MPC loops that make a batch.
     pub fn batch_loops(&self) -> u32 {
         self.learning.batch_loops
     }
 
-    /// An MPC loop has ended: one more item of training data, if one is being collected.
+    /// Counts an ended MPC loop: one more item of training data, if a batch is being collected.
     pub fn on_loop(&mut self) {
         self.collected += u32::from(self.collecting);
         if self.collecting && self.collected >= self.learning.batch_loops {
@@ -118,7 +118,7 @@ impl Drlc {
         }
     }
 
-    /// The batch is full: its partitions go out.
+    /// Sends out the partitions of the batch, because it is full.
     pub fn on_batch_full(&mut self) {
         self.collecting = false;
         self.collected = 0;
@@ -143,7 +143,7 @@ impl Drlc {
         self.actions.push_back(DrlcAction::Happened(kind, robot, number));
     }
 
-    /// Notes something of the round that `robot` is in.
+    /// Records an event of the round that `robot` is in.
     fn note_round(&mut self, kind: EventKind, robot: RobotId) {
         let round = u64::from(self.worker(robot).rounds);
         self.note(kind, robot, round);
@@ -153,7 +153,7 @@ impl Drlc {
         &mut self.workers[usize::from(robot.0)]
     }
 
-    /// A robot has got its partition, or the model of its round.
+    /// Handles the arrival of a partition, or of the model of a round, at its robot.
     pub fn on_arrived_at_worker(&mut self, robot: RobotId) {
         let rounds_max = self.learning.rounds;
         match self.worker(robot).rounds {
@@ -174,7 +174,7 @@ impl Drlc {
         self.actions.push_back(DrlcAction::Train(robot, time));
     }
 
-    /// A robot has trained: its update goes to the leader.
+    /// Sends a robot's update to the leader, after it has trained.
     pub fn on_trained(&mut self, robot: RobotId) {
         self.note_round(EventKind::Trained, robot);
         self.worker(robot).stage = Stage::Uploads;
@@ -185,7 +185,7 @@ impl Drlc {
         }
     }
 
-    /// The leader has a robot's update.
+    /// Handles the arrival of a robot's update at the leader.
     pub fn on_arrived_at_leader(&mut self, robot: RobotId) {
         self.note_round(EventKind::UpdateIn, robot);
         let worker = self.worker(robot);
@@ -249,7 +249,7 @@ mod tests {
         drlc.actions.drain(..).filter(asked).collect()
     }
 
-    /// Collects, and trains robot after robot up to its first update.
+    /// Collects a batch, and trains one robot after the other up to its first update.
     fn started(sync: &str, rounds: u32) -> Drlc {
         let mut drlc = drlc(sync, rounds);
         drlc.on_loop();

@@ -1,9 +1,9 @@
-//! Seeded faults, for runs that try to break the decisions rather than measure them.
+//! Seeded faults, for runs that try to break the decisions instead of measuring them.
 //!
-//! In the first two thirds of a run robots die and restart, freeze and thaw, and what they say to each other is lost,
-//! doubled and delayed. In the last third nothing more goes wrong, and everything must recover. The
-//! rules that must hold are in [`Watch`]. Left out: faults of the air itself, which has losses of its own, and clocks that are
-//! set: a robot reads a clock that nobody sets (decision 9).
+//! In the first two thirds of a run, robots die and restart, freeze and thaw, and their messages to each other are
+//! lost, duplicated and delayed. In the last third nothing more goes wrong, and everything must recover. The rules that
+//! must hold are in [`Watch`]. Left out: faults of the air itself, which has its own losses, and clocks that are set,
+//! because a robot reads a clock that is never set (decision 9).
 
 use coorp_core::policy::Policy;
 use coorp_core::{Duration, Instant, RobotId};
@@ -18,16 +18,16 @@ const STRIKE_EVERY: Duration = Duration::from_millis(400);
 const AWAY_MAX: Duration = Duration::from_millis(1_500);
 /// Longest delay of a message between robots.
 const DELAY_MAX: Duration = Duration::from_millis(400);
-/// Longest that a gate may hold without a pause. Windows last milliseconds; the rest is for clocks that were set. Not for
-/// a plan (`schedwifi`), which may leave no gap that a slow packet fits into: that is its price, not a defect.
+/// Longest continuous hold of a gate. Windows last milliseconds; the rest is for clocks that were set. Not for a plan
+/// (`schedwifi`), which may leave no gap that a slow packet fits into. That is the plan's cost, not a defect.
 const HOLD_MAX: Duration = Duration::from_millis(2_500);
 
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strike {
-    /// The robot stops; what it knew is lost if it `dies`, kept if it freezes.
+    /// The robot stops. Its state is lost if it `dies`, and kept if it freezes.
     Down { robot: RobotId, dies: bool },
-    /// It goes on; with a new incarnation if it had died.
+    /// The robot continues, with a new incarnation if it had died.
     Up { robot: RobotId, incarnation: Option<u32> },
     /// Nothing to do.
     None,
@@ -38,7 +38,7 @@ pub(crate) enum Strike {
 pub(crate) struct Faults {
     rng: Xoshiro256PlusPlus,
     quiet_from: Instant,
-    /// For each robot: how often it has started, and when it comes back if it is away.
+    /// For each robot, how often it has started, and when it comes back if it is away.
     incarnations: Vec<u32>,
     away: Vec<Option<(Instant, bool)>>,
     next_strike: Instant,
@@ -55,14 +55,14 @@ impl Faults {
         }
     }
 
-    /// When something next happens.
+    /// Returns when something next happens.
     pub fn next(&self) -> Option<Instant> {
         let back = self.away.iter().flatten().map(|(at, _)| *at).min();
         let strike = (self.next_strike < self.quiet_from).then_some(self.next_strike);
         [back, strike].into_iter().flatten().min()
     }
 
-    /// The faults that strike now.
+    /// Returns the fault that strikes now.
     pub fn strike(&mut self, now: Instant) -> Strike {
         let back = self.away.iter().position(|away| away.is_some_and(|(at, _)| at <= now));
         if let Some(place) = back {
@@ -90,7 +90,7 @@ impl Faults {
         Strike::Down { robot, dies }
     }
 
-    /// The delay of each copy of a message between robots that gets through; none if it is lost.
+    /// Draws the delay of each copy of a message between robots that gets through; none if it is lost.
     pub fn message(&mut self, now: Instant) -> Vec<Duration> {
         if now >= self.quiet_from {
             return vec![Duration::ZERO];
@@ -111,14 +111,14 @@ impl Faults {
     }
 }
 
-/// The invariants of every run, with faults or without, and since when each robot has been waiting.
+/// The invariants of every run, with faults or without, and the time since which each robot has been waiting.
 #[derive(Debug)]
 pub(crate) struct Watch {
     limit: usize,
     /// How long a living robot may wait for a permit while nothing goes wrong.
     wait_max: Duration,
     hold_max: Duration,
-    /// Words between robots that are older than this on arrival are of no use.
+    /// Age on arrival beyond which a message between robots is of no use.
     lease: Duration,
     robots: Vec<Robot>,
     /// The last time that something went wrong.
@@ -128,7 +128,7 @@ pub(crate) struct Watch {
 #[derive(Clone, Copy, Debug, Default)]
 struct Robot {
     waits_since: Option<Instant>,
-    /// Since when the gate has let nothing pass, and how much it had before.
+    /// The time since which the gate has let nothing pass, and the number of packets before that.
     holds_since: Option<(Instant, u64)>,
 }
 
@@ -137,7 +137,8 @@ struct Robot {
 pub(crate) struct State {
     pub wants_bulk: bool,
     pub may_send: bool,
-    /// Packets that the gate had let pass when it held the one it holds; `None` if it holds none, or something is on its way.
+    /// The number of packets that the gate had let pass before the one that it holds; `None` if it holds none, or if a
+    /// packet is on its way.
     pub held_after: Option<u64>,
     pub up: bool,
 }
@@ -167,15 +168,15 @@ impl Watch {
         self.troubled_at = now;
     }
 
-    /// A word between robots arrived after `latency`, or was lost. Where the channel cannot carry them in time, permits
-    /// and windows can do nothing for bulk.
+    /// Records that a message between robots arrived after `latency`, or was lost. If the channel cannot carry messages
+    /// in time, permits and windows can do nothing for bulk.
     pub fn on_word(&mut self, latency: Option<Duration>, now: Instant) {
         if latency.is_none_or(|latency| latency > self.lease) {
             self.on_trouble(now);
         }
     }
 
-    /// Checks the rules. `holders` is how many there are by the leader's book.
+    /// Checks the rules. `holders` is the number of holders by the leader's records.
     ///
     /// # Errors
     /// The rule that is broken.

@@ -1,4 +1,4 @@
-//! A team in virtual time, from its robots, the air and the decisions of `coorp-core` to results.
+//! Simulates a team in virtual time, from its robots, the air and the decisions of `coorp-core` to results.
 //!
 //! One [`run`] is one team under one policy from one seed. It is deterministic and single-threaded: the same input
 //! gives the same output, bit for bit, regardless of the machine's load.
@@ -47,7 +47,7 @@ pub struct Options {
     pub events: bool,
 }
 
-/// Why a run gave no results.
+/// The reason why a run gave no results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The team file contains nothing that this policy would run.

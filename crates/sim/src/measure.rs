@@ -1,4 +1,4 @@
-//! Measurements during a run, and the results made of them.
+//! Measurements during a run, and the results computed from them.
 //!
 //! Latencies go into high-dynamic-range histograms of three significant digits, so memory does not grow with the run.
 
@@ -9,17 +9,18 @@ use hdrhistogram::Histogram;
 use crate::results::{AirtimeShare, MacResult, Quantiles, Span, SpanKind, Timeline, WnicAhead};
 use crate::setup;
 
-/// Longest latency told apart, an hour; longer ones count as that.
+/// Longest latency that is distinguished: an hour. Longer ones count as this.
 const LATENCY_NS_MAX: u64 = 3_600_000_000_000;
-/// Most points of a CDF in the report.
+/// Maximum number of points of a CDF in the report.
 const CDF_POINTS: usize = 400;
-/// Most spans kept of the recorded second: a limit on memory, far above what 200 robots make.
+/// Maximum number of spans kept of the recorded second: a limit on memory, far above the number that 200 robots
+/// produce.
 const SPANS_MAX: usize = 200_000;
 
 /// A latency's distribution.
 #[derive(Debug)]
 pub(crate) struct Latency {
-    /// Made with the first sample: a team may have thousands of flows, and most of a histogram is empty.
+    /// Created with the first sample, because a team may have thousands of flows, and most of a histogram is empty.
     histogram: Option<Box<Histogram<u64>>>,
 }
 
@@ -51,7 +52,7 @@ impl Latency {
         })
     }
 
-    /// (ms, share at or below), evenly spaced in share.
+    /// Returns the CDF as (ms, share at or below), evenly spaced in share.
     pub fn cdf_ms(&self) -> Vec<(f64, f64)> {
         let Some(histogram) = &self.histogram else {
             return Vec::new();
@@ -64,7 +65,7 @@ impl Latency {
     }
 }
 
-/// Bulk packets ahead of control packets: exact counts up to a depth no WNIC has.
+/// Bulk packets ahead of control packets: exact counts up to a depth that no WNIC has.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
     counts: Vec<u64>,
@@ -146,7 +147,7 @@ impl Recorder {
         }
     }
 
-    /// How long it records.
+    /// The length of the recording.
     pub const LENGTH: Duration = Duration::from_secs(1);
 
     pub fn start(&mut self, now: Instant) {
@@ -154,7 +155,7 @@ impl Recorder {
         self.recording = true;
     }
 
-    /// Closes what is open and stops.
+    /// Closes open spans and stops.
     pub fn stop(&mut self, now: Instant) {
         for (robot, kind, since) in std::mem::take(&mut self.open) {
             self.span(robot, kind, since, now, 0);
@@ -162,8 +163,8 @@ impl Recorder {
         self.recording = false;
     }
 
-    /// A state of `robot` begins or ends. Kept up also while nothing is recorded, so that the recorded second opens
-    /// with the states that hold at its start.
+    /// Records that a state of `robot` begins or ends. Also called while nothing is recorded, so that the recorded
+    /// second opens with the states at its start.
     pub fn state(&mut self, robot: RobotId, kind: SpanKind, holds: bool, now: Instant) {
         let open = self
             .open
@@ -221,7 +222,7 @@ impl Recorder {
     }
 }
 
-/// The MAC's counters as results, over a run that lasted `whole`.
+/// Returns the MAC's counters as results, over a run that lasted `whole`.
 pub(crate) fn mac_result(counters: &MacCounters, whole: Duration) -> MacResult {
     let whole_s = whole.as_secs_f64().max(f64::MIN_POSITIVE);
     let data = (counters.data.as_secs_f64() / whole_s).min(1.0);

@@ -1,4 +1,4 @@
-//! Messages over UDP: cut into packets, put together again, and followed until nothing of them is left.
+//! Messages over UDP: split into packets, reassembled, and tracked until no packet is left.
 
 use std::collections::VecDeque;
 
@@ -17,17 +17,17 @@ struct Journey {
     fragments: u32,
     arrived: u32,
     lost: u32,
-    /// Packets that the WNIC is done with, or that the host queue dropped.
+    /// The number of packets that the WNIC has finished, or that the host queue dropped.
     left: u32,
-    /// Packets that its sender's kernel has freed.
+    /// The number of packets that the sender's kernel has freed.
     freed: u32,
     sent_at: Instant,
 }
 
-/// How a message ended.
+/// The outcome of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// All of it arrived; so long after it was sent.
+    /// All of it arrived, this long after it was sent.
     Arrived(Duration),
     /// Part of it never will.
     Lost,
@@ -40,7 +40,7 @@ pub(crate) struct MessageFlow {
     pub from: StationId,
     pub to: StationId,
     pub category: AccessCategory,
-    /// Number of the oldest message that is still followed.
+    /// Number of the oldest message that is still tracked.
     oldest: u64,
     journeys: VecDeque<Journey>,
 }
@@ -86,7 +86,7 @@ impl MessageFlow {
         number
     }
 
-    /// Whether this packet is the first of its message.
+    /// Returns whether this packet is the first of its message.
     pub fn is_first(packet: &Packet) -> bool {
         packet.tag & ((1 << FRAGMENT_BITS) - 1) == 0
     }
@@ -97,7 +97,7 @@ impl MessageFlow {
         Some((number, self.journeys.get_mut(place)?))
     }
 
-    /// A packet arrived. Tells the message's number and fate once that is decided.
+    /// Records an arrived packet. Returns the message's number and fate once that is decided.
     pub fn on_delivered(&mut self, packet: &Packet, now: Instant) -> Option<(u64, Fate)> {
         let (number, journey) = self.journey(packet)?;
         journey.arrived += 1;
@@ -106,7 +106,7 @@ impl MessageFlow {
         fate.map(|fate| (number, fate))
     }
 
-    /// The sender's kernel has freed a packet. Returns whether that was the message's last.
+    /// Records that the sender's kernel has freed a packet. Returns whether that was the message's last.
     pub fn on_freed(&mut self, packet: &Packet) -> bool {
         let Some((_, journey)) = self.journey(packet) else {
             return false;
@@ -115,8 +115,8 @@ impl MessageFlow {
         journey.freed == journey.fragments
     }
 
-    /// The WNIC is done with a packet (`acknowledged`, or given up), or the host queue dropped it (not acknowledged).
-    /// Tells the message's fate if this decided it.
+    /// Records that the WNIC has finished a packet (`acknowledged`, or given up), or that the host queue dropped it
+    /// (not acknowledged). Returns the message's number and fate if this decided it.
     pub fn on_left(&mut self, packet: &Packet, acknowledged: bool, now: Instant) -> Option<(u64, Fate)> {
         let (number, journey) = self.journey(packet)?;
         journey.left += 1;
@@ -130,7 +130,8 @@ impl MessageFlow {
         fate.map(|fate| (number, fate))
     }
 
-    /// A packet that had left its sender will not arrive. Tells the message's number and fate if this decided it.
+    /// Records that a packet that had left its sender will not arrive. Returns the message's number and fate if this
+    /// decided it.
     pub fn on_lost_underway(&mut self, packet: &Packet, now: Instant) -> Option<(u64, Fate)> {
         let (number, journey) = self.journey(packet)?;
         journey.lost += 1;

@@ -1,20 +1,21 @@
-//! The MPC loop: perceptions in, inference, commands out (001, sections I and III-A).
+//! The MPC loop: perceptions in, inference, commands out (Deng 2022, sections I and III-A).
 //!
-//! Every robot but the leader samples once a period, with jitter, and sends what it saw. The leader waits for all of
-//! them, infers, and sends each its command. A robot does not send before it has the command for its last perception:
-//! a late loop puts off the next, which then starts at once. So the reaction time, first perception made to last
-//! command arrived, counts each loop's own time and not the delay it inherited.
+//! Every robot except the leader samples once per period, with jitter, and sends its perception. The leader waits for
+//! all perceptions, infers, and sends each robot its command. A robot does not send before it has the command for its
+//! last perception. So a late loop puts off the next one, which then starts at once. The reaction time, from the first
+//! perception made to the last command arrived, therefore counts each loop's own time, without the delay that it
+//! inherited.
 //!
-//! Where loops overlap (`overlap` in the team file) a robot samples by its clock alone. The leader infers once it has a
-//! sample of everybody that is newer than its last loop's, from the newest of each; an older one is of a loop that has
-//! begun, and dropped.
+//! If loops overlap (`overlap` in the team file), a robot samples only by its clock. The leader infers once it has a
+//! sample of each robot that is newer than its last loop's, using the newest of each. An older sample belongs to a loop
+//! that has begun, and is dropped.
 //!
-//! Losses: a robot that hears nothing for [`PATIENCE`] periods goes on with its next sample; a leader that still
-//! misses somebody after that time infers without it. A loop that lost a command counts as over the bound, with the
-//! patience as its reaction time. The leader's own perception is local and costs nothing.
+//! Losses: a robot that hears nothing for [`PATIENCE`] periods continues with its next sample. A leader that still
+//! misses a robot's perception after that time infers without it. A loop that lost a command counts as over the bound,
+//! with the patience as its reaction time. The leader's own perception is local and costs nothing.
 //!
-//! [`Leader`] and [`Worker`] are the two ends, without clock or I/O: the simulator drives them in virtual time, the demo
-//! of `coorp emu` on real sockets. Left out: the content of perceptions and commands; only bytes and times matter.
+//! [`Leader`] and [`Worker`] are the two ends, without clock or I/O. The simulator drives them in virtual time, and the
+//! demo of `coorp emu` on real sockets. Left out: the content of perceptions and commands; only bytes and times matter.
 
 mod leader;
 mod rounds;
@@ -31,15 +32,15 @@ pub use leader::{Leader, LeaderAction};
 pub(crate) use rounds::{Ended, Rounds};
 pub use worker::Worker;
 
-/// Periods after which a robot or the leader stops waiting for a message.
+/// Number of periods after which a robot or the leader stops waiting for a message.
 pub const PATIENCE: u64 = 3;
 
 /// A worker's message to the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Perception {
-    /// Which of the worker's samples it is.
+    /// The number of the worker's sample.
     pub sample: u64,
-    /// When it was made.
+    /// When the perception was made.
     pub made_at: Instant,
 }
 
@@ -56,10 +57,10 @@ pub struct Command {
 #[derive(Debug)]
 pub(crate) struct Mpc {
     pub leader: Leader,
-    /// One a robot; nobody asks the leader's own for its samples.
+    /// The workers, one per robot. The leader's own is never asked for samples.
     pub workers: Vec<Worker>,
     pub rounds: Rounds,
-    /// From a control message's making to the host queue.
+    /// The delay from a control message's creation to the host queue.
     pub stack_delay: Delay,
 }
 
@@ -80,7 +81,7 @@ impl Mpc {
         &mut self.workers[usize::from(robot.0)]
     }
 
-    /// Faults: a robot dies or comes back. One that comes back knows of no loop.
+    /// Lets a robot die or come back, for faults. A robot that comes back knows no loop.
     pub fn set_alive(&mut self, robot: RobotId, alive: bool) {
         self.worker(robot).set_alive(alive);
         self.leader.set_alive(robot, alive);
@@ -94,7 +95,7 @@ fn patience(control: &Control) -> Duration {
     control.period * PATIENCE
 }
 
-/// When each robot's sensor samples within the period: as the team file says, together, or drawn from the seed.
+/// Returns when each robot's sensor samples within the period: as the team file says, together, or drawn from the seed.
 pub(crate) fn phases(team: &Team, control: &Control, seed: u64) -> Vec<Duration> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x7068_6173_6573);
     let phase = |robot: &coorp_team::Robot| {
@@ -109,7 +110,7 @@ pub(crate) fn phases(team: &Team, control: &Control, seed: u64) -> Vec<Duration>
     team.robots.iter().map(phase).collect()
 }
 
-/// Uniform over [0, 1).
+/// Draws a number uniformly from [0, 1).
 fn uniform(rng: &mut impl rand::RngCore) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }

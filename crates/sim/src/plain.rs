@@ -1,4 +1,4 @@
-//! Plain flows: what `[[flow]]` describes beside the control loop and the learning.
+//! Plain flows: the traffic that `[[flow]]` describes in addition to the control loop and learning.
 
 use std::collections::VecDeque;
 
@@ -13,8 +13,8 @@ use crate::measure::Latency;
 use crate::results::FlowResult;
 use crate::setup;
 
-/// Packets of a saturated UDP flow between its application and the air: enough for two full block-ack windows of
-/// 802.11ax, so that no aggregate is ever short.
+/// Number of packets of a saturated UDP flow between its application and the air: enough for two full block-ack windows
+/// of 802.11ax, so that no aggregate is ever short.
 const SATURATED_OUTSTANDING: u32 = 640;
 /// IPv4 and UDP headers, bytes.
 const UDP_HEADERS: u16 = 28;
@@ -22,29 +22,29 @@ const UDP_HEADERS: u16 = 28;
 /// The transport of a flow's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
-    /// Messages over UDP: a place among the message flows.
+    /// Messages over UDP, by index among the message flows.
     Messages(u32),
     /// As many UDP packets as the air takes.
     Saturated,
-    /// A TCP connection: a place among the streams.
+    /// A TCP connection, by index among the streams.
     Stream(u32),
 }
 
-/// One `[[flow]]` as it runs.
+/// A running `[[flow]]`.
 #[derive(Debug)]
 pub(crate) struct Plain {
     pub flow: Flow,
     pub id: FlowId,
-    /// The category that its own becomes under the policy.
+    /// The flow's category under the policy.
     pub category: AccessCategory,
     pub carrier: Carrier,
     pub running: bool,
-    /// It may send: its robot has a permit, or none is needed.
+    /// Whether the flow may send, because its robot has a permit, or none is needed.
     pub permitted: bool,
     pub outstanding: u32,
     pub sent: u64,
     pub delivered: u64,
-    /// Messages delivered after the flow's bound.
+    /// The number of messages delivered after the flow's bound.
     pub late: u64,
     pub delivered_bytes: u64,
     pub latency: Latency,
@@ -76,7 +76,7 @@ impl Plain {
         }
     }
 
-    /// When the flow's next message is made; None for a saturated one.
+    /// Returns when the flow's next message is made; `None` for a saturated one.
     pub fn next_tick(&mut self) -> Option<Instant> {
         let Traffic::Periodic { period, jitter, .. } = self.flow.traffic else {
             return None;
@@ -93,7 +93,7 @@ impl Plain {
         Some(if normal < 0.0 { nominal - off } else { nominal + off })
     }
 
-    /// The size of message `number`, bytes; nothing for a saturated flow, which has no messages.
+    /// Returns the size of message `number` in bytes; zero for a saturated flow, which has no messages.
     pub fn message_bytes(&self, number: u64) -> u64 {
         match (&self.flow.recorded, self.flow.traffic) {
             (Some(recorded), _) => recorded.message(number).1,
@@ -102,7 +102,7 @@ impl Plain {
         }
     }
 
-    /// Tops a saturated UDP flow up.
+    /// Tops up a saturated UDP flow.
     pub fn fill(&mut self, now: Instant, out: &mut Vec<Packet>) {
         let Traffic::Saturated { packet_bytes } = self.flow.traffic else {
             return;
@@ -122,21 +122,21 @@ impl Plain {
         }
     }
 
-    /// Counts payload towards the flow's throughput, which ends with the flow: what still arrives then does not count.
+    /// Counts payload towards the flow's throughput. Payload that arrives after the flow's end does not count.
     pub fn count_bytes(&mut self, bytes: u64, now: Instant) {
         if self.flow.stop.is_none_or(|stop| now <= Instant::ZERO + stop) {
             self.delivered_bytes += bytes;
         }
     }
 
-    /// A packet of a saturated UDP flow arrived.
+    /// Records an arrived packet of a saturated UDP flow.
     pub fn on_packet(&mut self, packet: &Packet, now: Instant) {
         self.delivered += 1;
         self.count_bytes(u64::from(packet.bytes - UDP_HEADERS), now);
         self.latency.record(now.since(packet.sent_at));
     }
 
-    /// Message `number` arrived after `latency`.
+    /// Records that message `number` arrived after `latency`.
     pub fn on_message(&mut self, number: u64, latency: Duration, now: Instant) {
         self.delivered += 1;
         self.late += u64::from(self.flow.bound.is_some_and(|bound| latency > bound));
@@ -144,14 +144,14 @@ impl Plain {
         self.latency.record(latency);
     }
 
-    /// The share of messages that came late or not at all.
+    /// Returns the share of messages that arrived late or not at all.
     fn violation_rate(&self) -> Option<f64> {
         let in_time = self.delivered.saturating_sub(self.late);
         let judged = self.flow.bound.is_some() && self.sent > 0;
         judged.then(|| 1.0 - in_time.min(self.sent) as f64 / self.sent as f64)
     }
 
-    /// The flow's results at the `end` of the run.
+    /// Returns the flow's results at the `end` of the run.
     pub fn result(&self, end: Instant) -> FlowResult {
         let start = Instant::ZERO + self.flow.start;
         let stop = self.flow.stop.map_or(end, |stop| (Instant::ZERO + stop).min(end));

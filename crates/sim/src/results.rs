@@ -9,11 +9,11 @@ pub struct Report {
     pub team: String,
     /// The seed of every random draw.
     pub seed: u64,
-    /// One entry a policy, in the order asked for.
+    /// One entry per policy, in the requested order.
     pub results: Vec<PolicyResult>,
 }
 
-/// One policy's run. Fields that the team file gives no ground for (no control loop, no learning) are null.
+/// One policy's run. Fields without a basis in the team file (no control loop, no learning) are null.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyResult {
     /// The policy's name, as on the command line.
@@ -26,13 +26,13 @@ pub struct PolicyResult {
     pub reaction_ms: Option<Quantiles>,
     /// Latency of every control message (perceptions, commands and plain flows), sender's stack to receiver's, ms.
     pub control_latency_ms: Option<Quantiles>,
-    /// The same of perceptions alone.
+    /// The same, only for perceptions.
     pub perception_latency_ms: Option<Quantiles>,
-    /// The same of commands alone.
+    /// The same, only for commands.
     pub command_latency_ms: Option<Quantiles>,
-    /// Bulk payload delivered a second of time in which some bulk was waiting or under way, Mbit/s.
+    /// Bulk payload delivered per second of time in which some bulk was waiting or under way, Mbit/s.
     pub bulk_mbps: Option<f64>,
-    /// `bulk_mbps` over that of `bulk-only` in the same run; null where `bulk-only` was not asked for.
+    /// `bulk_mbps` divided by that of `bulk-only` in the same run; null if `bulk-only` was not requested.
     pub bulk_share: Option<f64>,
     /// Learning epochs that ended.
     pub epochs: u64,
@@ -40,15 +40,15 @@ pub struct PolicyResult {
     pub epoch_s: Option<f64>,
     /// Bulk packets in the sender's WNIC when a control packet reaches it.
     pub wnic_ahead: Option<WnicAhead>,
-    /// Share of time in which a robot that had bulk to send was inside a protection or ST window.
+    /// Share of the time with bulk to send that robots spent inside a protection or ST window.
     pub window_share: f64,
     /// Simulated seconds.
     pub virtual_s: f64,
-    /// Wall-clock seconds the simulation took. Not reproducible.
+    /// Wall-clock seconds that the simulation took. Not reproducible.
     pub wall_s: f64,
     /// Events processed.
     pub events: u64,
-    /// One entry a `[[flow]]`.
+    /// One entry per `[[flow]]`.
     pub flows: Vec<FlowResult>,
     /// Counters of the MAC.
     pub mac: MacResult,
@@ -66,7 +66,7 @@ pub struct Quantiles {
     pub mean: f64,
 }
 
-/// Bulk packets found ahead of a control packet.
+/// The number of bulk packets found ahead of a control packet.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct WnicAhead {
@@ -74,12 +74,12 @@ pub struct WnicAhead {
     pub p99: f64,
 }
 
-/// One `[[flow]]`'s outcome.
+/// The outcome of a `[[flow]]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct FlowResult {
-    /// Its name in the team file.
+    /// The name in the team file.
     pub name: String,
-    /// Payload delivered over the time it was on, Mbit/s.
+    /// Payload delivered over the time for which the flow ran, Mbit/s.
     pub mbps: f64,
     /// Messages (UDP) or segments (TCP) sent.
     pub sent: u64,
@@ -99,27 +99,27 @@ pub struct MacResult {
     pub collisions: u64,
     /// MPDUs sent again.
     pub retries: u64,
-    /// Where the channel's time went.
+    /// How the channel's time was used.
     pub airtime_share: AirtimeShare,
 }
 
 /// Shares of the channel's time; they add up to 1.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct AirtimeShare {
-    /// Data PPDUs, collided ones too.
+    /// Data PPDUs, including collided ones.
     pub data: f64,
     /// RTS, CTS, acknowledgements and the gaps inside an exchange.
     pub control: f64,
-    /// Everything else: backoff, and nobody wanting to send.
+    /// Everything else: backoff, and time in which no station has anything to send.
     pub idle: f64,
 }
 
 /// Data of the HTML report's charts. Not in the JSON.
 #[derive(Clone, Debug, Default)]
 pub struct Charts {
-    /// Reaction time's CDF: (ms, share of loops at or below), ascending, at most some 500 points.
+    /// CDF of the reaction time: (ms, share of loops at or below), ascending, at most some 500 points.
     pub reaction_cdf: Vec<(f64, f64)>,
-    /// Control latency's CDF, likewise.
+    /// CDF of control latency, likewise.
     pub control_cdf: Vec<(f64, f64)>,
     /// Bulk throughput: (second, Mbit/s in that second).
     pub throughput: Vec<(f64, f64)>,
@@ -130,9 +130,9 @@ pub struct Charts {
 /// The events of one second, robot by robot.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
-    /// Virtual time at which it starts, s.
+    /// Virtual time at which the second starts, s.
     pub start_s: f64,
-    /// Its length, s.
+    /// The length, s.
     pub length_s: f64,
     /// Robot names; a span's `robot` is an index into them.
     pub robots: Vec<String>,
@@ -140,18 +140,18 @@ pub struct Timeline {
     pub spans: Vec<Span>,
 }
 
-/// Something that lasted on one robot.
+/// A state or a transmission of one robot, with its duration.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// Index into `Timeline::robots`.
     pub robot: u16,
-    /// What it was.
+    /// The kind.
     pub kind: SpanKind,
     /// Start and end, ms after `Timeline::start_s`.
     pub start_ms: f64,
     /// End, ms after `Timeline::start_s`.
     pub end_ms: f64,
-    /// For a transmission: MPDUs in the PPDU; else 0.
+    /// For a transmission, the MPDUs in the PPDU; otherwise 0.
     pub frames: u16,
 }
 
@@ -162,7 +162,7 @@ pub enum SpanKind {
     Permit,
     /// A protection window (or ST window) of this robot.
     Window,
-    /// The gate held bulk that wanted to go.
+    /// The gate held waiting bulk.
     Hold,
     /// A bulk PPDU on the air.
     Bulk,
@@ -174,7 +174,7 @@ pub enum SpanKind {
     Loop,
 }
 
-/// One policy's run, whole.
+/// The complete result of one policy's run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The numbers.

@@ -1,10 +1,11 @@
-//! SchedWiFi's plan for a team: an ST window for every perception and every command of a period (001, section VI).
+//! SchedWiFi's plan for a team: an ST window for every perception and every command of a period (Deng 2022, section
+//! VI).
 //!
-//! The plan is made before the run, from the team file, as the baseline does: perceptions at their robots' phases,
-//! commands from when the perceptions are in on a quiet channel and the
-//! median inference has ended. The bandwidth of eq. 4 is the link's PHY rate.
-//! Plain control flows have windows too. Every robot keeps bulk out of all windows; control messages are not held. The
-//! plan runs on the leader's clock, which every robot knows to within the widening, as under `coorp`.
+//! The plan is made before the run, from the team file, as the baseline does. Perceptions are at their robots' phases.
+//! Commands begin when the perceptions have arrived on a quiet channel and the median inference has ended. The
+//! bandwidth of eq. 4 is the link's PHY rate. Plain control flows have windows too. Every robot keeps bulk out of all
+//! windows; control messages are not held. The plan runs on the leader's clock, which every robot knows to within the
+//! widening, as under `coorp`.
 
 use coorp_core::policy::{Policy, SchedWifiConfig};
 use coorp_core::schedwifi::{st_window, Schedule, ScheduledFlow};
@@ -15,13 +16,13 @@ use coorp_team::{Control, Team, Traffic};
 use crate::agent::CLOCK_ORIGIN;
 use crate::setup;
 
-/// Plain flows' ids in the plan, after those of perceptions and commands.
+/// First id of plain flows in the plan, after the ids of perceptions and commands.
 const PLAIN: u32 = 1 << 20;
 
-/// The plan, on a clock that runs with the leader's. Empty where there is no control loop.
+/// Computes the plan, on a clock that runs with the leader's. Empty if there is no control loop.
 ///
 /// # Errors
-/// The text to show where the windows do not fit the period.
+/// The text to show if the windows do not fit the period.
 pub(crate) fn schedule(
     team: &Team,
     policy: &Policy,

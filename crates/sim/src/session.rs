@@ -1,4 +1,4 @@
-//! A run in steps. Their length is up to the caller and does not affect the results.
+//! A run in steps. The caller chooses their length, which does not affect the results.
 
 use std::time;
 
@@ -17,10 +17,10 @@ use crate::timers::Timer;
 use crate::world::{World, CHECK_EVERY, TIMERS_PER_INSTANT_MAX};
 use crate::{Error, Options};
 
-/// Events kept at once, some 400 MB: four hours of five robots.
+/// Maximum number of events kept at once, some 400 MB: four hours of five robots.
 const EVENTS_MAX: usize = 1 << 24;
 
-/// One team under one policy, so far.
+/// The run of one team under one policy, so far.
 pub struct Session {
     options: Options,
     air: Air,
@@ -35,10 +35,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// Sets a run up at its virtual time 0.
+    /// Creates a run at virtual time 0.
     ///
     /// # Errors
-    /// [`Error::NothingToRun`] and [`Error::Unfit`] where policy and team do not go together.
+    /// [`Error::NothingToRun`] and [`Error::Unfit`] if policy and team do not fit together.
     pub fn new(mut team: Team, policy: &Policy, options: &Options) -> Result<Session, Error> {
         let started = time::Instant::now();
         let policy = team.policy.apply(policy);
@@ -55,7 +55,8 @@ impl Session {
             }
             None => None,
         };
-        // Deaths and partitions are for real programs, which have to notice and recover; here `Options::faults` does that.
+        // Deaths and partitions are for real programs, which have to notice and recover. Here `Options::faults` serves
+        // that purpose.
         team.events.retain(|event| matches!(event.change, Change::Link { .. }));
         let name = policy.name.clone();
         let scene = Scene::new(&team, 0);
@@ -88,22 +89,21 @@ impl Session {
         })
     }
 
-    /// The virtual time that it has come to.
+    /// Returns the current virtual time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// The team that runs.
+    /// Returns the team that runs.
     pub fn team(&self) -> &Team {
         &self.world.team
     }
 
-    /// Lets everything up to `until` happen, that instant included; an earlier one than [`Session::now`] changes
-    /// nothing.
+    /// Processes everything up to and including `until`. An instant before [`Session::now`] changes nothing.
     ///
     /// # Errors
-    /// [`Error::Broken`] where an invariant fails; the session has then ended. [`Error::TooManyEvents`] where it holds
-    /// as many events as it can; it goes on once they are taken.
+    /// [`Error::Broken`] if an invariant fails; the session has then ended. [`Error::TooManyEvents`] if the session
+    /// holds the maximum number of events; it continues once they are taken.
     pub fn advance(&mut self, until: Instant) -> Result<(), Error> {
         let started = time::Instant::now();
         let outcome = self.run_until(until);
@@ -111,7 +111,7 @@ impl Session {
         outcome
     }
 
-    /// Events since the last call, ordered by time, if [`Options::events`] is set.
+    /// Returns the events since the last call, ordered by time, if [`Options::events`] is set.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.world.log.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -132,7 +132,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets happen what is due first, at `next`: on the air or by a timer.
+    /// Processes what is due first, at `next`: on the air or by a timer.
     fn step(&mut self, next: Instant, on_air: bool) -> Result<(), Error> {
         let world = &mut self.world;
         self.at_this_instant = if next > world.now { 0 } else { self.at_this_instant + 1 };
@@ -168,7 +168,7 @@ impl Session {
         Ok(())
     }
 
-    /// The run so far.
+    /// Returns the result of the run so far.
     pub fn result(&self) -> Run {
         let mut run = self.world.result(&self.air, self.now, &self.options);
         run.result.wall_s = self.wall.as_secs_f64();
@@ -176,10 +176,10 @@ impl Session {
     }
 }
 
-/// Virtual time between two reports of a run.
+/// Virtual time between two progress reports of a run.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
-/// Takes a session to the end of its options' duration. `progress` is told the virtual time now and then.
+/// Advances a session to the end of its options' duration. `progress` receives the virtual time now and then.
 pub(crate) fn to_the_end(session: &mut Session, progress: &(dyn Fn(Instant) + Sync)) -> Result<(), Error> {
     let end = Instant::ZERO + session.options.duration;
     while session.now() < end {

@@ -8,21 +8,21 @@ use coorp_scene::Scene;
 pub(crate) use coorp_scene::{category, robot, station, MOVE_EVERY};
 use coorp_team::Team;
 
-/// Messages longer than this count as this long where their time on the air is estimated.
+/// Messages longer than this count as this long when their time on the air is estimated.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 
-/// The channel that the team file describes, without its links, as a policy sets its stations up.
+/// Returns the channel that the team file describes, without its links, with stations configured by a policy.
 pub(crate) fn config(team: &Team, policy: &Policy) -> Config {
     coorp_scene::config(&team.air, team.robots.len(), policy.rts_over)
 }
 
-/// How long all perceptions of a loop take on a quiet channel.
+/// Returns how long all perceptions of a loop take on a quiet channel.
 pub(crate) fn perception_burst(team: &Team, policy: &Policy) -> Duration {
     let bytes = team.control.map_or(0, |control| control.perception_bytes);
     burst(team, policy, bytes, |robot| (robot, team.leader))
 }
 
-/// For each robot but the leader, the mean wait of AC_VO and one exchange of `bytes`.
+/// Sums up, for each robot except the leader, the mean wait of AC_VO and one exchange of `bytes`.
 fn burst(team: &Team, policy: &Policy, bytes: u64, link: impl Fn(RobotId) -> (RobotId, RobotId)) -> Duration {
     let (config, scene) = (config(team, policy), Scene::new(team, 0));
     let voice = config.edca[AccessCategory::Voice.index()];

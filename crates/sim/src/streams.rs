@@ -1,4 +1,4 @@
-//! Bulk over TCP: a connection between two robots and the transfers on it.
+//! Bulk over TCP: a connection between two robots, and the transfers on it.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use coorp_core::{FlowId, Instant};
 
 use crate::timers::Armed;
 
-/// Acknowledgements under way at most; older ones are forgotten, as cumulative ones replace them.
+/// Maximum number of acknowledgements under way. Older ones are forgotten, because cumulative ones replace them.
 const ACKS_UNDER_WAY_MAX: usize = 1 << 16;
 
-/// Segments that TCP acknowledges at once.
+/// Number of segments that TCP acknowledges together.
 const ACK_EVERY_OF_TCP: u32 = 2;
 
 /// One direction of bulk from one robot to another.
@@ -20,7 +20,7 @@ pub(crate) struct Stream {
     pub from: StationId,
     pub to: StationId,
     pub category: AccessCategory,
-    /// Whether what it carries counts as bulk.
+    /// Whether the content counts as bulk.
     pub bulk: bool,
     data: FlowId,
     acks: FlowId,
@@ -28,7 +28,7 @@ pub(crate) struct Stream {
     ack_every: u32,
     pub sender: Sender,
     pub receiver: Receiver,
-    /// Acknowledgements that are on the air; the first has this index.
+    /// The index of the first acknowledgement on the air, and below, the acknowledgements.
     acks_base: u64,
     acks_under_way: VecDeque<Ack>,
     /// Ends of the transfers under way, as bytes of the stream.
@@ -36,7 +36,7 @@ pub(crate) struct Stream {
     written: u64,
     pub sender_armed: Armed,
     pub receiver_armed: Armed,
-    /// It is on the list of those that may have something to send.
+    /// Whether the stream is on the list of those that may have something to send.
     pub dirty: bool,
     stopped: bool,
     pub segments_sent: u64,
@@ -75,30 +75,30 @@ impl Stream {
         }
     }
 
-    /// Starts a transfer of `bytes`; it follows those already under way.
+    /// Starts a transfer of `bytes` after those already under way.
     pub fn transfer(&mut self, bytes: u64) {
         self.written += bytes;
         self.transfers.push_back(self.written);
         self.sender.write(bytes);
     }
 
-    /// Whether the stream may send. One that was stopped never does again.
+    /// Sets whether the stream may send. A stopped stream never sends again.
     pub fn set_permitted(&mut self, permitted: bool, now: Instant) {
         self.sender.set_paused(self.stopped || !permitted, now);
     }
 
-    /// Ends the stream where it stands: nothing more is sent.
+    /// Ends the stream at its current position. Nothing more is sent.
     pub fn stop(&mut self, now: Instant) {
         self.stopped = true;
         self.sender.set_paused(true, now);
     }
 
-    /// Whether anything is unsent or unacknowledged.
+    /// Returns whether anything is unsent or unacknowledged.
     pub fn is_pending(&self) -> bool {
         !self.stopped && !self.sender.is_idle()
     }
 
-    /// No byte is delivered twice or out of nothing, and none is missing once all is acknowledged.
+    /// Checks that no byte is delivered that was not written, and that none is missing once everything is acknowledged.
     ///
     /// # Errors
     /// The rule that is broken.
@@ -122,7 +122,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Puts what TCP lets go into `out`.
+    /// Appends the packets that TCP may send to `out`.
     pub fn pump(&mut self, now: Instant, out: &mut Vec<Packet>) {
         while let Some(segment) = self.sender.poll_transmit(now) {
             self.segments_sent += u64::from(!segment.retransmit);
@@ -138,11 +138,11 @@ impl Stream {
         }
     }
 
-    /// A data packet arrived: acknowledges what is due. Returns how many bytes are new in order, and how many transfers
-    /// they completed.
+    /// Handles a data packet, and sends acknowledgements that are due. Returns how many bytes are new in order, and how
+    /// many transfers they completed.
     ///
-    /// Where acknowledgements are to be few, the sender asks for at least four in a window, so that it keeps growing,
-    /// and for one at once at the end of a transfer; QUIC has both as an extension.
+    /// If acknowledgements should be few, the sender requests at least four per window, so that the window keeps
+    /// growing, and one at once at the end of a transfer. QUIC has both as an extension.
     pub fn on_data(&mut self, packet: &Packet, now: Instant, out: &mut Vec<Packet>) -> (u64, usize) {
         let payload = packet.bytes.saturating_sub(tcp::HEADER_BYTES);
         let before = self.receiver.delivered_bytes();
@@ -174,7 +174,7 @@ impl Stream {
         (gained, completed)
     }
 
-    /// The receiver's delayed acknowledgement is due.
+    /// Sends the receiver's delayed acknowledgement, which is due.
     pub fn on_receiver_deadline(&mut self, now: Instant, out: &mut Vec<Packet>) {
         if let Some(ack) = self.receiver.on_deadline(now) {
             self.acknowledge(ack, now, out);
@@ -199,7 +199,8 @@ impl Stream {
         });
     }
 
-    /// An acknowledgement arrived; those before it that did not are lost. Returns what it says, unless a newer one came.
+    /// Handles an acknowledgement. Those before it that have not arrived are lost. Returns its content, unless a newer
+    /// one arrived before.
     pub fn on_ack(&mut self, packet: &Packet, now: Instant) -> Option<Ack> {
         while self.acks_base <= packet.tag {
             let ack = self.acks_under_way.pop_front()?;

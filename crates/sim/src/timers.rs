@@ -1,4 +1,4 @@
-//! The simulation's timers, in order of time; first come, first served within an instant.
+//! The simulation's timers, in order of time; within an instant, first come, first served.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use coorp_core::{Instant, RobotId};
 pub(crate) enum Timer {
     /// A robot's sensor samples.
     Sense(RobotId),
-    /// A message has passed its sender's stack and reaches the host queue; its place among the delayed ones.
+    /// A message, by its index among the delayed ones, has passed its sender's stack and reaches the host queue.
     Stack(u32),
     /// The leader's inference ends.
     Inference,
@@ -18,22 +18,22 @@ pub(crate) enum Timer {
     Leader,
     /// A robot's training ends.
     Trained(RobotId),
-    /// The batch of training data is full (only where no control loop fills it).
+    /// The batch of training data is full (only if no control loop fills it).
     BatchFull,
-    /// A TCP connection wants to be called: its sender's or its receiver's side.
+    /// The deadline of a TCP connection's sender, or below, of its receiver.
     Sender(u32),
     Receiver(u32),
-    /// A robot's permits, windows or gate want to be called.
+    /// The deadline of a robot's permits, windows or gate.
     Agent(RobotId),
     /// A plain flow sends its next message, starts or stops.
     FlowTick(u32),
     FlowStart(u32),
     FlowStop(u32),
-    /// Robots have moved: links are worked out anew.
+    /// Robots have moved, so links are recomputed.
     Move,
     /// The team file's script changes links.
     Script,
-    /// A second has passed: throughput is sampled.
+    /// A second has passed, so throughput is sampled.
     Second,
     /// The recorded second starts or ends.
     RecordStart,
@@ -43,7 +43,7 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    /// Whether it only writes down what happens.
+    /// Returns whether the timer only records what happens.
     pub fn only_records(self) -> bool {
         matches!(self, Timer::Second | Timer::RecordStart | Timer::RecordEnd)
     }
@@ -57,13 +57,13 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Calls for `timer` at `at`.
+    /// Sets `timer` to `at`.
     pub fn set(&mut self, at: Instant, timer: Timer) {
         self.heap.push(Reverse((at, self.set, timer)));
         self.set += 1;
     }
 
-    /// When the next alarm is due.
+    /// Returns when the next alarm is due.
     pub fn next(&self) -> Instant {
         self.heap.peek().map_or(Instant::FAR_FUTURE, |Reverse((at, ..))| *at)
     }
@@ -74,7 +74,7 @@ impl Timers {
     }
 }
 
-/// The earliest alarm that is set for something that keeps moving its deadline, so that it is not set twice.
+/// The earliest alarm set for an object that keeps moving its deadline, so that alarms are not set twice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Armed(Instant);
 
@@ -85,8 +85,8 @@ impl Default for Armed {
 }
 
 impl Armed {
-    /// Makes sure that `timer` goes off by `deadline`. A later deadline than the one set needs nothing: the early
-    /// alarm finds nothing due and arms again.
+    /// Makes sure that `timer` goes off by `deadline`. A later deadline than the one set needs no alarm, because the
+    /// early alarm finds nothing due and arms again.
     pub fn arm(&mut self, deadline: Instant, timer: Timer, timers: &mut Timers) {
         if deadline < self.0 {
             self.0 = deadline;
@@ -94,7 +94,7 @@ impl Armed {
         }
     }
 
-    /// The alarm that went off now was, or was not, the one that is armed. Tells whether to look at it.
+    /// Handles an alarm that went off. Returns whether it is the armed one, so that its object must be examined.
     pub fn went_off(&mut self, now: Instant) -> bool {
         let current = self.0 <= now;
         if current {

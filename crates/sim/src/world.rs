@@ -30,9 +30,9 @@ use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::Team;
 use std::collections::{BTreeMap, VecDeque};
 
-/// How often the rules are checked.
+/// The interval at which the rules are checked.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(5);
-/// Timers that may go off at one instant before the run is taken to be stuck.
+/// Maximum number of timers that may go off at one instant. Beyond it, the run counts as stuck.
 pub(crate) const TIMERS_PER_INSTANT_MAX: u32 = 1_000_000;
 
 /// The purpose of a message flow.
@@ -53,15 +53,15 @@ enum Cargo {
     Plain(u32),
 }
 
-/// What a packet's flow tells of it, by `FlowId`.
+/// The properties of a flow's packets, by `FlowId`.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     leads_to: Way,
-    /// Whether its packets belong to bulk; the acknowledgements of bulk do.
+    /// Whether the packets belong to bulk, as acknowledgements of bulk do.
     bulk: bool,
 }
 
-/// Where a flow leads to.
+/// The destination of a flow.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Message(u32),
@@ -73,7 +73,7 @@ enum Way {
 /// The content of a message, by the message's number.
 #[derive(Clone, Debug)]
 enum Content {
-    /// Which sample the perception is of.
+    /// A perception, with the number of its sample.
     Perception(u64, Option<Told>),
     /// A command.
     Command(Command, Option<Told>),
@@ -83,16 +83,16 @@ enum Content {
     Word(Message),
 }
 
-/// Sent along with a control message.
+/// Data sent along with a control message.
 #[derive(Clone, Debug)]
 struct Told {
     stamp: Stamp,
-    /// Messages that need no frame of their own.
+    /// Messages that need no separate frame.
     riders: Vec<Message>,
 }
 
 impl Told {
-    /// Bytes that its riders add to the message.
+    /// Returns the number of bytes that riders add to the message.
     fn bytes(&self) -> u64 {
         self.riders.iter().map(word_bytes).sum()
     }
@@ -108,7 +108,7 @@ struct Channel {
     contents: VecDeque<(u64, Content)>,
 }
 
-/// A message that its sender's stack still has.
+/// A message that is still in its sender's stack.
 #[derive(Clone, Debug)]
 struct Delayed {
     channel: u32,
@@ -138,14 +138,14 @@ pub(crate) struct World {
     delayed_free: Vec<u32>,
     /// Delay until a robot's programs get a core.
     scheduling: Delay,
-    /// When each robot's stack has handed over what it has.
+    /// When each robot's stack will have handed over all its messages.
     stack_until: Vec<Instant>,
-    /// Message flow of each robot's perception and command.
+    /// The message flows of each robot's perceptions and commands.
     perception: Vec<Option<u32>>,
     command: Vec<Option<u32>>,
-    /// Message flows of what robots say to each other.
+    /// The message flows of coordination between robots.
     words: BTreeMap<(RobotId, RobotId), u32>,
-    /// Streams and flows of bulk that each robot sends and that have something left.
+    /// The number of streams and flows of bulk from each robot that have something left.
     bulk_pending: Vec<u32>,
     stream_pending: Vec<bool>,
     streams_from: Vec<Vec<u32>>,
@@ -180,7 +180,7 @@ struct Counts {
 }
 
 impl World {
-    /// Whether team and policy leave anything to run.
+    /// Returns whether team and policy leave nothing to run.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// Sends all queued packets, and those that come of it.
+    /// Sends all queued packets, and those that result from sending them.
     pub fn flush(&mut self, air: &mut Air) {
         let now = self.now;
         loop {
@@ -288,7 +288,7 @@ impl World {
         self.timers.set(self.now + Duration::from_secs(1), Timer::Second);
     }
 
-    /// Records a second in which bulk is under way, if one comes.
+    /// Records a second in which bulk is under way, if there is one.
     fn on_record_start(&mut self) {
         let bulk = self.bulk_pending.iter().any(|pending| *pending > 0);
         let late = self.now.as_nanos() > 3 * Recorder::LENGTH.as_nanos() && self.counts.epochs > 1;
@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    /// The run so far, which has come to `end`.
+    /// Returns the result of the run so far, which has reached `end`.
     pub fn result(&self, air: &Air, end: Instant, options: &Options) -> Run {
         let whole = end.since(Instant::ZERO);
         let times = self.agents.iter().map(|agent| agent.window_time_s(end));

@@ -19,7 +19,7 @@ fn example() -> Team {
     coorp_team::load(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The example with small batches and models, so that epochs end within the run.
+/// Returns the example with small batches and models, so that epochs end within the run.
 fn team(sync: Sync) -> Team {
     let mut team = example();
     let learning = team.learning.as_mut().expect("learning");
@@ -59,7 +59,7 @@ fn json(result: &PolicyResult) -> String {
     serde_json::to_string(result).expect("serialisable")
 }
 
-/// A whole run's events and result.
+/// Returns the events and the result of a whole run.
 fn whole(team: Team, policy: &str) -> (Vec<Event>, PolicyResult) {
     let mut session = session(team, policy, true);
     session.advance(at(SECONDS as f64)).expect("an unbroken run");
@@ -131,7 +131,7 @@ fn events_are_ordered_and_each_stage_follows_the_one_before() {
     }
 }
 
-/// Loops and violations as somebody counts them who sees the events only.
+/// Returns loops and violations as counted only from the events.
 fn loops_from(events: &[Event], bound: Duration, patience: Duration) -> (u64, u64) {
     let mut made: HashMap<(RobotId, u64), Instant> = HashMap::new();
     let mut fresh: BTreeMap<RobotId, Instant> = BTreeMap::new();
@@ -189,7 +189,7 @@ fn loops_and_violations_follow_from_the_events_alone() {
             result.violation_rate.expect("loops"),
             "{policy}"
         );
-        // Each round's commands are one a robot: arrived, lost, or still under way at the end.
+        // Each round has one command per robot: arrived, lost, or still under way at the end.
         let decided = count(&events, EventKind::CommandIn) + count(&events, EventKind::CommandLost);
         let sent = count(&events, EventKind::Inferred) * robots;
         assert!(decided <= sent && sent < decided + 4 * robots, "{decided} of {sent}");
@@ -250,7 +250,7 @@ fn learning_is_logged_whole() {
     }
 }
 
-/// Furthest that a robot begins to train ahead of the updates of the slowest, in rounds.
+/// Returns the maximum number of rounds by which a robot begins to train ahead of the slowest robot's updates.
 fn ahead_max(events: &[Event], robots: usize) -> u64 {
     let mut updates = vec![0; robots];
     let mut ahead = 0;

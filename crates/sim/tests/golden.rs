@@ -1,9 +1,9 @@
 //! Compares short runs of the examples, byte for byte, with the results in `golden/`: a change of structure must change
 //! no number, and a change of behaviour shows which.
 //!
-//! `COORP_GOLDEN=write cargo test -p coorp-sim --test golden` writes the files anew; read their diff before you commit
-//! it. One file an example: each policy with seed 1, `navigation` also with other seeds, and `faults` also with faults.
-//! Left out: the series and the timeline, which `runs.rs` checks to change no number.
+//! `COORP_GOLDEN=write cargo test -p coorp-sim --test golden` rewrites the files; read their diff before you commit it.
+//! There is one file per example: each policy with seed 1, `navigation` also with other seeds, and `faults` also with
+//! faults. Left out: the series and the timeline, which `runs.rs` checks to change no number.
 #![allow(missing_docs)]
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ struct Golden {
     policy: &'static str,
     seed: u64,
     faults: bool,
-    /// Null where the policy does not fit the team. `wall_s` is always 0.
+    /// The result; null if the policy does not fit the team. `wall_s` is always 0.
     result: Option<PolicyResult>,
 }
 
@@ -34,7 +34,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The names of the files in a folder that end like this, without the ending.
+/// Returns the names of the files in a folder that have this ending, without the ending.
 fn stems(folder: &Path, ending: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let names = entries.flatten().map(|entry| entry.file_name());
@@ -43,7 +43,7 @@ fn stems(folder: &Path, ending: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// An example whose learning is so much smaller that bulk flows and epochs end in a short run.
+/// Returns an example with much smaller learning, so that bulk flows and epochs end in a short run.
 fn example(name: &str) -> Team {
     let path = folder("../../examples").join(format!("{name}.toml"));
     let mut team = coorp_team::load(&path).unwrap_or_else(|error| panic!("{error}"));
@@ -98,7 +98,7 @@ fn run(team: &Team, policy: &str, seed: u64, faults: bool) -> Option<PolicyResul
     }
 }
 
-/// The first line that differs, and the run that it belongs to.
+/// Returns the first line that differs, and the run that it belongs to.
 fn difference(name: &str, runs: &[Golden], golden: &str) -> Option<String> {
     let text = json(runs);
     let (mut is, mut was) = (text.lines(), golden.lines());

@@ -1,4 +1,4 @@
-//! Whole runs: reproducible, sane in their numbers, and unbroken whatever the team and the faults.
+//! Whole runs are reproducible, have plausible numbers, and break no rule, whatever the team and the faults.
 #![allow(missing_docs)]
 
 use std::path::Path;
@@ -67,7 +67,7 @@ fn what_robots_send_to_one_another_takes_the_channel_twice_unless_directly() {
     assert!(through.0 < 0.65 * direct.0, "{through:?} {direct:?}");
     assert!(through.1 > 1.3 * direct.1, "{through:?} {direct:?}");
     assert_eq!(at_an_end, direct);
-    // A packet that the access point cannot pass on is lost there.
+    // A packet that the access point cannot relay is lost there.
     let lossy = "robot = [{ name = 'base', leader = true }, { name = 'a' }, { name = 'b' }]\n[air]\n\
                  [[air.link]]\nfrom = 'base'\nto = 'b'\nloss = 0.9\n\
                  [[flow]]\nname = 'm'\nfrom = 'a'\nto = 'b'\nperiod = '20ms'\nsize = 4000\nac = 'AC_VO'\n";
@@ -88,12 +88,12 @@ fn perceptions_and_commands_have_latencies_of_their_own() {
         result.command_latency_ms,
     ]
     .map(|latency| latency.expect("a loop has both").mean);
-    // Twelve times as long on the air, beside the wait for it; and there are as many of them.
+    // Perceptions are twelve times as long on the air, in addition to the wait for it, and equally many.
     assert!(perceptions > 1.3 * commands, "{perceptions} {commands}");
     assert!(((perceptions + commands) / 2.0 - all).abs() < 0.02 * all, "{all}");
 }
 
-/// Loops that end in ten seconds at 100 Hz, with an inference of so many milliseconds.
+/// Runs loops for ten seconds at 100 Hz, with an inference of `inference_ms`.
 fn loops(inference_ms: u32, more: &str) -> PolicyResult {
     let text = format!(
         "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}, {{ name = 'b' }}]\n[control]\nrate_hz = 100\n\
@@ -105,13 +105,14 @@ fn loops(inference_ms: u32, more: &str) -> PolicyResult {
 #[test]
 fn overlapping_loops_start_by_the_sensors_clock() {
     let overlap = "overlap = true\nbound = '15ms'\n";
-    // Short of the period nothing overlaps; a loop of 9 ms puts the next off now and then, by jitter.
+    // Below the period nothing overlaps. A loop of 9 ms puts off the next now and then, by jitter.
     let (apart, together) = (loops(5, ""), loops(5, overlap));
     assert!(
         apart.loops > 990 && together.loops == apart.loops,
         "{apart:?} {together:?}"
     );
-    // At 9.9 ms and the way there and back, a loop lasts longer than the period: with overlap still one each period.
+    // At 9.9 ms plus both transmissions, a loop lasts longer than the period. With overlap, there is still one per
+    // period.
     let (apart, together) = (
         loops(9, "jitter = '0ms'\nstack_delay = '1ms'"),
         loops(9, &format!("{overlap}jitter = '0ms'\nstack_delay = '1ms'")),
@@ -119,8 +120,8 @@ fn overlapping_loops_start_by_the_sensors_clock() {
     assert!(apart.loops < 900, "{}", apart.loops);
     assert!(together.loops > 980, "{}", together.loops);
     assert!(together.reaction_ms.expect("loops end").p50 > 10.0 && together.violation_rate < Some(0.5));
-    // Slower than the period the leader infers back to back, from the newest samples: a reaction stays below the
-    // inference before it, its own, and a period.
+    // If inference is slower than the period, the leader infers back to back, from the newest samples. A reaction stays
+    // below the previous inference, its own, and a period.
     let slow = loops(25, overlap);
     assert!((390..=400).contains(&slow.loops), "{}", slow.loops);
     assert!(
@@ -131,7 +132,7 @@ fn overlapping_loops_start_by_the_sensors_clock() {
 
 #[test]
 fn uniform_jitter_has_a_limit_and_normal_jitter_has_none() {
-    // A loop waits for the later of two samples, so the reaction's tail tells how far apart they are.
+    // A loop waits for the later of two samples, so the reaction's tail shows how far apart they are.
     let spread = |shape: &str| {
         let result = loops(
             1,
@@ -354,7 +355,7 @@ fn any_team() -> impl Strategy<Value = String> {
     )
 }
 
-/// A robot with a control loop and bulk, whose clock shows so much more than the others'.
+/// Returns a team with a control loop and bulk, in which one robot's clock is ahead by `skew`.
 fn with_skew(skew: &str) -> Team {
     team(&format!(
         "robot = [{{ name = 'base', leader = true }}, {{ name = 'a', clock_skew = '{skew}' }}]\n\
@@ -363,14 +364,15 @@ fn with_skew(skew: &str) -> Team {
     ))
 }
 
-/// SchedWiFi assumes clocks that agree to within a bound, so what a robot's own clock shows must not hurt the baseline.
+/// SchedWiFi assumes clocks that agree to within a bound, so the offset of a robot's own clock must not hurt the
+/// baseline.
 #[test]
 fn a_plan_does_not_depend_on_what_clocks_show() {
     let of = |skew| json(&run(&with_skew(skew), "schedwifi", &options(5, 1)));
     assert_eq!(of("0us"), of("20ms"));
 }
 
-/// A stock kernel's send queue is polled: what it shows is not what a hook in the driver shows.
+/// A stock kernel's send queue is polled, so it shows something different from a hook in the driver.
 #[test]
 fn a_stock_kernel_does_not_see_what_a_hook_sees() {
     let of = |sight| {
@@ -382,8 +384,8 @@ fn a_stock_kernel_does_not_see_what_a_hook_sees() {
     assert_ne!(of(Sight::STOCK), of(Sight::PAPER));
 }
 
-/// A plan may leave no gap that a slow packet fits into, above all when clocks are set. That is its price, not a broken
-/// rule.
+/// A plan may leave no gap that a slow packet fits into, especially when clocks are set. That is the plan's cost, not a
+/// broken rule.
 #[test]
 fn a_plan_that_leaves_bulk_no_room_breaks_no_rule() {
     let text = r#"

@@ -1,4 +1,4 @@
-//! The leader's end of the MPC loop: for whom it waits, when it infers, and whom it commands.
+//! The leader's end of the MPC loop: decides which robots it waits for, when it infers, and which robots it commands.
 
 use std::collections::VecDeque;
 
@@ -13,18 +13,18 @@ use super::{Command, Perception};
 /// An action of the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaderAction {
-    /// Call [`Leader::on_deadline`] then. A later wait takes the place of this one.
+    /// Call [`Leader::on_deadline`] at this time. A later `Wait` replaces this one.
     Wait(Instant),
-    /// Infer for so long, then call [`Leader::on_inferred`].
+    /// Infer, then call [`Leader::on_inferred`].
     Infer {
         /// Zero-based number of the loop.
         round: u64,
-        /// When its oldest perception was made.
+        /// When the oldest perception of the loop was made.
         start: Instant,
-        /// How long.
+        /// The duration of the inference.
         time: Duration,
     },
-    /// Nothing to do: the inference of this round has ended.
+    /// The inference of this round has ended. Nothing to do.
     Inferred(u64),
     /// Send `robot` its command.
     SendCommand(RobotId, Command),
@@ -34,26 +34,26 @@ pub enum LeaderAction {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     alive: bool,
-    /// Its perception that is in no inference yet.
+    /// The worker's perception that is not in any inference yet.
     fresh: Option<Perception>,
 }
 
 /// The robot that infers and commands.
 ///
-/// Tell it what came, and after each call do what [`Leader::poll`] asks for. A call adds at most one command a robot to
-/// that.
+/// Pass it what arrives, and after each call carry out the actions of [`Leader::poll`]. A call adds at most one command
+/// per robot.
 #[derive(Debug)]
 pub struct Leader {
     control: Control,
     robot: RobotId,
     alive: bool,
-    /// By robot; the leader's own entry is never alive.
+    /// The workers by robot. The leader's own entry is never alive.
     workers: Vec<Seen>,
-    /// When it has waited long enough for those that are missing.
+    /// When the leader will have waited long enough for missing robots.
     deadline: Option<Instant>,
-    /// It has.
+    /// Whether the leader has waited long enough.
     overdue: bool,
-    /// The round of the inference that runs.
+    /// The command of the running inference.
     inferring: Option<Command>,
     next_round: u64,
     /// The newest sample in the last inference.
@@ -63,7 +63,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// The leader of a team.
+    /// Creates the leader of a team.
     pub fn new(team: &Team, control: Control, seed: u64) -> Self {
         let seen = |robot: usize| Seen {
             alive: robot != usize::from(team.leader.0),
@@ -84,17 +84,17 @@ impl Leader {
         }
     }
 
-    /// Which robot it is.
+    /// Returns the leader's robot.
     pub fn robot(&self) -> RobotId {
         self.robot
     }
 
-    /// Robots that it waits for and commands.
+    /// Returns the number of robots that the leader waits for and commands.
     pub fn living(&self) -> u16 {
         self.workers.iter().map(|seen| u16::from(seen.alive)).sum()
     }
 
-    /// If it has waited long enough by now, it infers from what it has.
+    /// Infers from the perceptions at hand, if the leader has waited long enough by now.
     pub fn on_deadline(&mut self, now: Instant) {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             self.deadline = None;
@@ -103,10 +103,11 @@ impl Leader {
         }
     }
 
-    /// It has a perception of `robot`. One of nobody's, or while it is dead, changes nothing.
+    /// Handles a perception of `robot`. Ignores perceptions of unknown or dead robots, and all while the leader is
+    /// dead.
     pub fn on_perception(&mut self, robot: RobotId, perception: Perception, now: Instant) {
         if self.control.overlap && perception.sample <= self.newest {
-            // Of a loop that has begun.
+            // The sample belongs to a loop that has begun.
             return;
         }
         let waits = self.overdue || self.deadline.is_some();
@@ -154,7 +155,7 @@ impl Leader {
         (self.deadline, self.overdue) = (None, false);
     }
 
-    /// The inference has ended: everybody gets a command.
+    /// Ends the inference. Every robot gets a command.
     pub fn on_inferred(&mut self) {
         let Some(command) = self.inferring.take() else {
             return;
@@ -167,12 +168,13 @@ impl Leader {
         self.infer_if_due();
     }
 
-    /// The next thing to do, until `None`.
+    /// Returns the next action, until `None`.
     pub fn poll(&mut self) -> Option<LeaderAction> {
         self.actions.pop_front()
     }
 
-    /// A robot dies or comes back. The leader itself comes back knowing of no loop; it goes on counting rounds.
+    /// Lets a robot die or come back. The leader itself comes back without knowledge of any loop, but continues to
+    /// count rounds.
     pub fn set_alive(&mut self, robot: RobotId, alive: bool) {
         if robot == self.robot {
             self.alive = alive;
@@ -205,7 +207,7 @@ mod tests {
         Instant::ZERO + MS * ms
     }
 
-    /// Perceptions of these robots' samples, each made a millisecond before it comes.
+    /// Passes the leader perceptions of these robots' samples, each made a millisecond before it arrives.
     fn hear(leader: &mut Leader, of: &[(u16, u64, u64)]) {
         for (robot, sample, ms) in of {
             let perception = Perception {

@@ -1,10 +1,10 @@
-//! How long loops took: what no robot knows, since commands arrive elsewhere than they are sent, but a run does.
+//! Measures how long loops took. No robot knows this, because commands arrive on other robots, but a run does.
 
 use std::collections::VecDeque;
 
 use coorp_core::{Duration, Instant};
 
-/// Loops whose commands are under way at most; patience keeps it far below.
+/// Maximum number of loops whose commands are under way. Patience keeps the number far below.
 const ROUNDS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl Rounds {
         }
     }
 
-    /// A loop that began at `start` will send so many commands.
+    /// Begins a loop that started at `start` and will send `outstanding` commands.
     pub fn begin(&mut self, number: u64, start: Instant, outstanding: u16) {
         if self.rounds.len() == ROUNDS_MAX {
             self.rounds.pop_front();
@@ -51,7 +51,7 @@ impl Rounds {
         });
     }
 
-    /// A command of this loop has arrived or is lost. Returns the loop when it was the last.
+    /// Records that a command of this loop has arrived or is lost. Returns the loop if it was the last command.
     pub fn on_command(&mut self, number: u64, lost: bool, now: Instant) -> Option<Ended> {
         let place = self.rounds.iter().position(|round| round.number == number)?;
         let round = &mut self.rounds[place];
@@ -66,7 +66,7 @@ impl Rounds {
         Some(Ended { start, reaction, lost })
     }
 
-    /// The leader died, and no loop of its will end.
+    /// Forgets all loops, because the leader died and none of its loops will end.
     pub fn clear(&mut self) {
         self.rounds.clear();
     }

@@ -1,4 +1,4 @@
-//! A robot's end of the MPC loop: when it samples, and which samples it sends.
+//! A robot's end of the MPC loop: decides when it samples, and which samples it sends.
 
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_team::{Control, JitterShape, Team};
@@ -6,35 +6,36 @@ use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// One robot that perceives and is commanded.
+/// A robot that perceives and is commanded.
 ///
-/// Call [`Worker::on_deadline`] at [`Worker::next_deadline`], tell it of commands, and after each call send the
-/// perception that [`Worker::poll`] asks for.
+/// Call [`Worker::on_deadline`] at [`Worker::next_deadline`], pass it commands, and after each call send the perception
+/// that [`Worker::poll`] returns.
 #[derive(Debug)]
 pub struct Worker {
     period: Duration,
     jitter: Duration,
     jitter_shape: JitterShape,
-    /// It samples by its clock alone.
+    /// Whether the robot samples only by its clock.
     overlap: bool,
     patience: Duration,
     start: Instant,
     phase: Duration,
     rng: Xoshiro256PlusPlus,
-    /// Samples scheduled so far; all but the last, due at `next`, have fallen due.
+    /// The number of samples scheduled so far. All except the last, due at `next`, have fallen due.
     ticks: u64,
     next: Instant,
-    /// When it made the perception that it has no command for yet.
+    /// When the robot made the perception for which it has no command yet.
     waiting_since: Option<Instant>,
-    /// A sample fell due while it waited.
+    /// Whether a sample fell due while the robot waited.
     put_off: bool,
     alive: bool,
-    /// The sample whose perception is to be sent.
+    /// The sample whose perception has to be sent.
     perceive: Option<u64>,
 }
 
 impl Worker {
-    /// `robot` of a team whose loops begin at `start`. The same seed gives the same phases and jitter.
+    /// Creates the worker of `robot`, in a team whose loops begin at `start`. The same seed gives the same phases and
+    /// jitter.
     pub fn new(team: &Team, control: Control, robot: RobotId, start: Instant, seed: u64) -> Self {
         let place = usize::from(robot.0);
         let own = seed ^ 0x7365_6e73_6500 ^ u64::from(robot.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -58,9 +59,9 @@ impl Worker {
         worker
     }
 
-    /// Sets the instant of the next sample: its place on the grid, off by the sensor's jitter.
+    /// Sets the instant of the next sample: its place on the grid, shifted by the sensor's jitter.
     fn schedule(&mut self) {
-        // One period of room, so that jitter never reaches before the start.
+        // One period of margin, so that jitter never reaches before the start.
         let nominal = self.start + self.period * (self.ticks + 1) + self.phase;
         self.ticks += 1;
         let deviations: f64 = match self.jitter_shape {
@@ -71,12 +72,12 @@ impl Worker {
         self.next = if deviations < 0.0 { nominal - off } else { nominal + off };
     }
 
-    /// When its sensor next samples.
+    /// Returns when the sensor next samples.
     pub fn next_deadline(&self) -> Instant {
         self.next
     }
 
-    /// Its sensor samples.
+    /// Lets the sensor sample.
     pub fn on_deadline(&mut self, now: Instant) {
         if self.alive {
             match self.waiting_since {
@@ -87,9 +88,9 @@ impl Worker {
         self.schedule();
     }
 
-    /// It has a command, of a round whose newest sample was this one. If a sample fell due meanwhile, the next loop
-    /// starts at once, unless the others' samples of that instant were in the round: then the robot had fallen out of
-    /// step and waits.
+    /// Handles a command of a round whose newest sample was `newest`. If a sample fell due meanwhile, the next loop
+    /// starts at once, unless the others' samples of that instant were in the round. In that case the robot had fallen
+    /// out of step, and waits.
     pub fn on_command(&mut self, newest: u64, now: Instant) {
         self.waiting_since = None;
         let put_off = self.ticks - 1;
@@ -104,17 +105,17 @@ impl Worker {
         self.perceive = Some(sample);
     }
 
-    /// The sample whose perception goes to the leader now. Samples count from 1.
+    /// Returns the sample whose perception goes to the leader now. Samples count from 1.
     pub fn poll(&mut self) -> Option<u64> {
         self.perceive.take()
     }
 
-    /// The phase of its sensor, below the period.
+    /// Returns the sensor's phase, below the period.
     pub fn phase(&self) -> Duration {
         self.phase
     }
 
-    /// Moves its sampling grid later. Samples keep the number of the period they fall into.
+    /// Moves the sampling grid later. Samples keep the number of the period that they fall into.
     pub fn shift_phase(&mut self, by: Duration) {
         let phase = (self.phase + by).as_nanos();
         let period = self.period.as_nanos().max(1);
@@ -122,7 +123,7 @@ impl Worker {
         self.ticks += phase / period;
     }
 
-    /// It dies or comes back; its sensor keeps its grid.
+    /// Lets the robot die or come back. The sensor keeps its grid.
     pub fn set_alive(&mut self, alive: bool) {
         self.alive = alive;
         self.waiting_since = None;

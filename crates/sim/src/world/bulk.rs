@@ -10,7 +10,7 @@ use coorp_core::{Duration, RobotId};
 use coorp_team::Traffic;
 
 impl World {
-    /// This stream may have something to send, or to finish.
+    /// Marks a stream that may have something to send, or to finish.
     pub(super) fn mark(&mut self, place: u32) {
         let stream = &mut self.streams[place as usize];
         if !stream.dirty {
@@ -37,7 +37,7 @@ impl World {
         self.follow_pending(place);
     }
 
-    /// Tells the sender's robot whether a stream has something left.
+    /// Updates the sender's robot on whether a stream has something left.
     fn follow_pending(&mut self, place: u32) {
         let stream = &self.streams[place as usize];
         let pending = stream.is_pending();
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// A robot has one more, or one less, stream or flow of bulk with something left to send.
+    /// Counts one more, or one less, stream or flow of bulk of a robot with something left to send.
     pub(super) fn count_pending(&mut self, (robot, to): (RobotId, RobotId), more: bool) {
         self.agents[usize::from(robot.0)].count_receiver(to, more, self.now);
         let pending = &mut self.bulk_pending[usize::from(robot.0)];
@@ -61,7 +61,7 @@ impl World {
         self.counts.bulk_active.set(active, self.now);
         self.run_agent(robot);
         if self.policy.turns {
-            // One that has just come waits for its turn.
+            // A new stream waits for its turn.
             let permitted = self.agents[usize::from(robot.0)].is_permitted();
             self.permit_streams(robot, permitted);
         }
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// Without a control loop the batch fills as fast as one would have filled it.
+    /// Begins to collect a batch. Without a control loop, the batch fills as fast as a loop would have filled it.
     pub(super) fn collect(&mut self) {
         if self.mpc.is_some() {
             return;

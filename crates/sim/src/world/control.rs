@@ -1,4 +1,4 @@
-//! Control in a run: the MPC loop's actions, messages on their way and what becomes of them.
+//! Control in a run: the MPC loop's actions, messages on their way, and their outcomes.
 
 use super::{Channel, Content, Delayed, Role, Told, World};
 use crate::agent::ControlFlow;
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// A command of a loop has arrived or is lost; with the last one, the loop ends.
+    /// Records that a command of a loop has arrived or is lost. With the last one, the loop ends.
     fn on_command_decided(&mut self, round: u64, lost: bool) {
         let now = self.now;
         let ended = self
@@ -88,7 +88,7 @@ impl World {
         self.with_drlc(Drlc::on_loop);
     }
 
-    /// A control message is made: it is a sample of its flow's arrival model now and reaches the host queue after its
+    /// Makes a control message. It is a sample of its flow's arrival model now, and reaches the host queue after its
     /// stack's delay, but not before one that its sender made earlier.
     pub(super) fn send_control(
         &mut self,
@@ -108,8 +108,8 @@ impl World {
         self.hand_over(message, delay);
     }
 
-    /// A control message reaches the host queue once its sender has a core for it and after `delay`, but not before one
-    /// that its sender handed over earlier.
+    /// Hands a control message to the host queue once its sender has a core for it and after `delay`, but not before
+    /// one that its sender handed over earlier.
     pub(super) fn hand_over(&mut self, message: Delayed, delay: Duration) {
         let delay = delay + self.scheduling.draw();
         if delay == Duration::ZERO {
@@ -132,7 +132,7 @@ impl World {
         self.timers.set(until, Timer::Stack(place));
     }
 
-    /// A control message is made: what its sender's robot tells with it.
+    /// Notes that a control message is made. Returns the data that its sender's robot adds to it.
     pub(super) fn note_control_made(&mut self, channel: u32) -> Option<Told> {
         let Channel { flow, role, .. } = &self.channels[channel as usize];
         let (sender, to) = (robot(flow.from), robot(flow.to));
@@ -227,7 +227,7 @@ impl World {
     }
 }
 
-/// The flow that a message belongs to in its sender's arrival models, if they follow it.
+/// Returns the flow that a message belongs to in its sender's arrival models, if they follow it.
 pub(super) fn control_flow(role: Role) -> Option<ControlFlow> {
     match role {
         Role::Perception(_) => Some(ControlFlow::Perception),

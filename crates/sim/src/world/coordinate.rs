@@ -43,7 +43,7 @@ impl World {
                         mpc.worker(robot).shift_phase(later);
                     }
                 }
-                // Each robot has one path, nobody gathers states, and grants show which robot leads.
+                // Each robot has one path, no robot gathers states, and grants show which robot leads.
                 Action::Led(_) | Action::PathAlive(..) | Action::Report(_) | Action::StaleGrant(_) => {}
             }
         }
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Whether faults let a message pass now. Faults may also lose, delay or duplicate it here.
+    /// Returns whether faults let a message pass now. Faults may also lose, delay or duplicate it here.
     pub(super) fn gets_through(&mut self, from: RobotId, to: RobotId, message: &Message) -> bool {
         let Some(faults) = &mut self.faults else { return true };
         let mut now = 0;
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// A robot's streams run if it is permitted to send and it is their receivers' turn.
+    /// Lets a robot's streams run if it is permitted to send and it is their receivers' turn.
     pub(super) fn permit_streams(&mut self, robot: RobotId, permitted: bool) {
         let place = usize::from(robot.0);
         for index in 0..self.streams_from[place].len() {

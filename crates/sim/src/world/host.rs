@@ -128,8 +128,8 @@ impl Host for World {
 }
 
 impl World {
-    /// The kernel of a control packet's sender has freed it: the driver counts it as complete, or the host queue dropped
-    /// it.
+    /// Records that the kernel of a control packet's sender has freed it, because the driver counts it as complete, or
+    /// the host queue dropped it.
     fn on_freed(&mut self, packet: &Packet) {
         let Way::Message(channel) = self.slot(packet).leads_to else {
             return;
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// A packet has left its sender: the WNIC is done with it, or the host queue dropped it.
+    /// Records that a packet has left its sender, because the WNIC has finished it, or the host queue dropped it.
     #[inline(always)]
     fn on_left(&mut self, packet: &Packet, acknowledged: bool) {
         let now = self.now;
@@ -171,7 +171,8 @@ impl World {
         }
     }
 
-    /// The access point lost a packet that it was to pass on; its sender takes it for arrived.
+    /// Records that the access point lost a packet that it should have relayed. Its sender believes that it has
+    /// arrived.
     fn on_lost_underway(&mut self, packet: &Packet) {
         if let Way::Message(channel) = self.slot(packet).leads_to {
             let fate = self.channels[channel as usize].flow.on_lost_underway(packet, self.now);

@@ -1,4 +1,4 @@
-//! Before a run: the flows that team and policy ask for are opened, and what starts is started.
+//! Prepares a run: opens the flows that team and policy require, and starts everything that starts with the run.
 
 use super::{Cargo, Channel, Counts, Role, Slot, Way, World};
 use crate::agent::Agent;
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Flows for what robots say to each other, where they do.
+    /// Opens flows for coordination between robots, if there is any.
     fn open_words(&mut self, category: AccessCategory) {
         let local = self.policy.local.as_ref();
         let says = self.policy.bulk && self.policy.global.is_some() || local.is_some_and(|local| local.shared_windows);
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// The category that a flow's own becomes under this policy.
+    /// Returns a flow's category under this policy.
     fn category(&self, own: AccessCategory) -> AccessCategory {
         match self.policy.access {
             Access::BestEffort => AccessCategory::BestEffort,
@@ -153,8 +153,8 @@ impl World {
         }
     }
 
-    /// A gate tells bulk by its category. Under a policy that has one, plain control flows leave the categories of
-    /// bulk, and plain bulk those of control.
+    /// Separates plain flows by category, because a gate recognises bulk by its category. Under a policy with a gate,
+    /// plain control flows leave the categories of bulk, and plain bulk those of control.
     fn sorted(&self, own: AccessCategory, bulk: bool) -> AccessCategory {
         let gated = self.policy.local.is_some() || self.policy.schedwifi.is_some();
         match (gated, bulk) {
@@ -252,7 +252,7 @@ impl World {
             .push(Plain::new(flow, id, category, carrier, permitted, seed));
     }
 
-    /// Every direction that something is sent in, or acknowledged.
+    /// Returns every direction in which something is sent or acknowledged.
     pub fn pairs(&self) -> Vec<(RobotId, RobotId)> {
         let channels = self.channels.iter().map(|channel| (channel.flow.from, channel.flow.to));
         let streams = self

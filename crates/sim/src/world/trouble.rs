@@ -1,4 +1,4 @@
-//! Faults in a run, and the rules that are watched.
+//! Faults in a run, and the rules that are checked.
 
 use super::World;
 use crate::agent::Agent;
@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// A robot comes back from the dead, knowing nothing.
+    /// Restarts a dead robot without any state.
     pub(super) fn restart(&mut self, robot: RobotId, incarnation: u32) {
         let place = usize::from(robot.0);
         // The same configuration was accepted when the run began.
@@ -57,7 +57,7 @@ impl World {
         self.agents[place].set_bulk(self.bulk_pending[place] > 0, self.now);
     }
 
-    /// Rules that must hold, looked at in every run whenever permits, windows or faults may have changed something.
+    /// Checks the rules that must hold, in every run, whenever permits, windows or faults may have changed something.
     pub fn check(&mut self) -> Result<(), Error> {
         let now = self.now;
         let holders = self.agents.iter().map(Agent::holders).max().unwrap_or(0);
