@@ -3,11 +3,11 @@
 //!
 //! All stations hear each other, so the medium is busy or idle for all at once, and slots are aligned. Each access
 //! category has a *slot clock* that counts the idle slots after its AIFS. A backoff is a point on that clock. So a
-//! backoff that freezes and resumes costs no computation, and the next transmission is the smallest of four heap heads:
+//! backoff that freezes and resumes costs no computation. The next transmission is the smallest of four heap heads:
 //! O(log n) in contending stations.
 //!
 //! After a collision, bystanders wait EIFS (10.3.2.3.7). A station that took part in it has received nothing. All of
-//! its functions wait for the ACK timeout of its own frame (10.23.2.4 c), so a station with a shorter frame than the
+//! its functions wait for the ACK timeout of its own frame (10.23.2.4 c). So a station with a shorter frame than the
 //! others is ahead of everybody. The slots of all three stay aligned here: 60 and 45 us are rounded to 7 and 5 slots.
 //!
 //! If stations request a missed block ack ([`Config::block_ack_request`]), a function sends a BlockAckReq in its next
@@ -46,8 +46,8 @@ use crate::wnic::{Aggregate, AggregateLimit, Dequeued, Ended, Load, Queues};
 /// methods make these calls; responses go through [`Air::send`] afterwards. The driver's hooks name the driver's
 /// station: the packet's sender, or the access point that relays it.
 pub trait Host {
-    /// Decides how many packets of `category` the driver may take from the host queue, with `load` of that category in
-    /// the WNIC and at most `most` to take. The driver asks again after this number; zero holds the packets until
+    /// Decides how many packets of `category` the driver may take from the host queue, at most `most`. `load` is the
+    /// load of that category in the WNIC. The driver asks again after this number; zero holds the packets until
     /// [`Air::kick`].
     fn may_dequeue(&mut self, station: StationId, category: AccessCategory, load: Load, most: u16, now: Instant)
         -> u16;
@@ -365,8 +365,8 @@ impl Air {
         }
     }
 
-    /// Lets a function contend, because it has something to send. It continues its backoff, draws one if the medium is
-    /// busy, or sends at the next slot boundary if the medium has been idle for AIFS (10.23.2.2).
+    /// Lets a function contend, because it has something to send. It continues its backoff, or draws one if the medium
+    /// is busy. If the medium has been idle for AIFS, it sends at the next slot boundary (10.23.2.2).
     fn contend(&mut self, station: StationId, category: AccessCategory, now: Instant) {
         let clock = self.slot_clock[category.index()];
         let aifsn = u64::from(self.config.edca[category.index()].aifsn);

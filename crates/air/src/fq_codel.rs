@@ -6,8 +6,9 @@
 //! too long. If the queue is full, the flow with the most bytes loses its oldest packet, as in mac80211 up to Linux 5.10.
 //!
 //! Left out: airtime fairness (a turn is one packet, or as long as the caller of [`FqCodel::next_destination`] makes
-//! it), airtime queue limits, the memory limit in addition to the packet limit, hash collisions between flows (up to
-//! [`MAX_FLOWS`] flows have separate queues), and sharing the packet limit between all categories of a radio.
+//! it) and airtime queue limits. Also left out: the memory limit in addition to the packet limit, and sharing the
+//! packet limit between all categories of a radio. Flows have no hash collisions: up to [`MAX_FLOWS`] have separate
+//! queues.
 //!
 //! Packets live in one slab, and queues are linked lists through it, so nothing is allocated per packet. The WNIC leaves
 //! them there until it is done with them, so they are not copied either.

@@ -136,8 +136,8 @@ impl Phy {
         }
     }
 
-    /// Returns the rate of control frames on a link whose data is sent at `rate`: the highest mandatory one that is not
-    /// above the data's non-HT reference rate (10.6.6.5, table 10-10), nor above the channel's own.
+    /// Returns the rate of control frames on a link whose data is sent at `rate`. It is the highest mandatory one that
+    /// is neither above the data's non-HT reference rate (10.6.6.5, table 10-10) nor above the channel's own.
     pub fn control_rate(&self, rate: Rate) -> ControlRate {
         let mandatory = match rate.mcs {
             0 => 6,
@@ -149,8 +149,8 @@ impl Phy {
         }
     }
 
-    /// Returns how long after the end of its frame a station waits for the start of an answer (10.3.2.9: SIFS, a slot,
-    /// and aRxPHYStartDelay, a legacy preamble and signal field).
+    /// Returns how long after the end of its frame a station waits for the start of an answer. That is SIFS, a slot,
+    /// and aRxPHYStartDelay, a legacy preamble and signal field (10.3.2.9).
     pub fn ack_timeout(&self) -> Duration {
         SIFS + SLOT + Duration::from_micros(20)
     }

@@ -1,16 +1,16 @@
 //! TCP as Linux implements it, sender and receiver: what to send, when to retransmit, and what to acknowledge.
 //!
 //! It counts segments of one MSS, numbered from 0; a segment may be short, and keeps its length when retransmitted. The
-//! [`Sender`] has slow start with HyStart's delay check, CUBIC (RFC 9438), SACK with RACK loss detection (RFC 8985),
-//! proportional rate reduction (RFC 6937), and the retransmission timeout (RFC 6298 with Linux's floor of 200 ms). It
-//! also has a fixed receive window, TCP small queues with mac80211's allowance (8 ms of the pacing rate), and TCP_PAUSE
-//! from the draft of Deng 2022 (section V): a paused sender sends nothing and keeps its congestion state. The
-//! [`Receiver`] delays acknowledgements and reports segments received out of order.
+//! [`Sender`] has slow start with HyStart's delay check, CUBIC (RFC 9438), and SACK with RACK loss detection (RFC
+//! 8985). It has proportional rate reduction (RFC 6937), and the retransmission timeout (RFC 6298 with Linux's floor of
+//! 200 ms). It also has a fixed receive window, TCP small queues with mac80211's allowance (8 ms of the pacing rate),
+//! and TCP_PAUSE from the draft of Deng 2022 (section V). A paused sender sends nothing and keeps its congestion state.
+//! The [`Receiver`] delays acknowledgements and reports segments received out of order.
 //!
-//! Left out: the handshake and the close (a connection exists from the start and never ends), urgent data, ECN, Nagle
-//! (robots' middleware disables it), pacing (CUBIC on Linux has none without the fq qdisc), the tail loss probe, DSACK,
-//! undoing a spurious reduction, window scaling and growing receive buffers, a reader that is slower than the network,
-//! and quick acknowledgements at a connection's start.
+//! Left out: the handshake and the close (a connection exists from the start and never ends), urgent data, ECN, and
+//! Nagle (robots' middleware disables it). Also left out: pacing (CUBIC on Linux has none without the fq qdisc), the
+//! tail loss probe, DSACK, and undoing a spurious reduction. Also left out: window scaling and growing receive buffers,
+//! a reader that is slower than the network, and quick acknowledgements at a connection's start.
 
 mod cubic;
 mod receiver;

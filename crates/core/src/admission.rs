@@ -1,9 +1,9 @@
 //! Decides which connection attempts a robot accepts, so that strangers cannot starve members.
 //!
 //! An address must first be proved by a Retry (RFC 9000, 8.1.2). Until then nothing is stored for it, because it may be
-//! forged. Each handshake after that costs signatures, so three limits bound them: how often an address may begin one,
-//! how many of an address are unfinished, and how many are unfinished in all. IPv6 strangers share their limits by /64,
-//! the smallest network that a site gets.
+//! forged. Each handshake after that costs signatures, so three limits bound them: the rate per address, the unfinished
+//! ones per address, and the unfinished ones in all. IPv6 strangers share their limits by /64, the smallest network
+//! that a site gets.
 //!
 //! Addresses at which a member has recently shown its certificate, and addresses in the team file, have a separate
 //! share, counted by whole address. A flood from elsewhere takes nothing from that share. There, one handshake at a
@@ -288,8 +288,8 @@ impl Admission {
     }
 }
 
-/// Returns the address that strangers are counted by: the /64 of an IPv6 address, but a whole link-local address, since
-/// all hosts of a link share that /64.
+/// Returns the address that strangers are counted by: the /64 of an IPv6 address, or any other whole address.
+/// Link-local addresses stay whole too, because all hosts of a link share that /64.
 fn site(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(six) if !six.is_unicast_link_local() => {

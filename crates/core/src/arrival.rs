@@ -168,8 +168,8 @@ impl TimeModel {
         })
     }
 
-    /// Returns whether `other` predicts messages as this model does: at the same times to within `tolerance`, and in
-    /// intervals that differ by at most `tolerance` or a quarter.
+    /// Returns whether `other` predicts messages as this model does. Times must agree to within `tolerance`, and
+    /// intervals to within `tolerance` or a quarter.
     pub fn agrees_with(&self, other: &TimeModel, tolerance: Duration) -> bool {
         let near = |a: Duration, b: Duration, by: Duration| a.as_nanos().abs_diff(b.as_nanos()) <= by.as_nanos();
         if self.period == Duration::ZERO || other.period == Duration::ZERO || self.phase < other.phase {
@@ -378,7 +378,7 @@ impl ArrivalModel {
     /// Returns `None` while too little is known, once the flow has fallen silent, and if it is too irregular for an
     /// interval to be of use. Without a declared period, too irregular means an interval of an eighth of the period or
     /// more. Messages that follow from something else, as commands follow from an inference, arrive at times that
-    /// resemble a period, and their windows cost more than they are worth.
+    /// resemble a period. Their windows cost more than they are worth.
     pub fn predict(&self, after: Instant) -> Option<Arrival> {
         let (last, fit) = (self.last?, self.fit?);
         let period = self.reference.period_ns as f64 + fit.slope;
@@ -411,8 +411,8 @@ impl ArrivalModel {
         Some(cut(fit, period))
     }
 
-    /// Returns the largest residual that still identifies the message: a quarter of the period, or half if the period
-    /// is declared and the flow usually is that irregular.
+    /// Returns the largest residual that still identifies the message. It is a quarter of the period, or half if the
+    /// period is declared and the flow usually is that irregular.
     fn residual_max(&self, fit: &Fit, period: f64) -> f64 {
         let wide = self.config.period.is_some() && MISFIT_WIDTHS * fit.usual > period / 4.0;
         period / if wide { 2.0 } else { 4.0 }
@@ -424,8 +424,8 @@ impl ArrivalModel {
         Some(nanos(self.reference.period_ns as f64 + fit.slope))
     }
 
-    /// Returns the deviation of messages from the model (sigma), whether or not they can be predicted, and the number
-    /// of messages that the model was fitted to.
+    /// Returns the deviation of messages from the model (sigma), and the number of messages that the model was fitted
+    /// to. Available even if messages are too irregular to be predicted.
     pub fn deviation(&self) -> Option<(Duration, usize)> {
         Some((nanos(self.fit?.sigma), self.window.len()))
     }

@@ -178,8 +178,8 @@ pub enum Stage {
     },
 }
 
-/// Returns the probability that a control message takes at most `latency` (property 1). The inputs are the latency
-/// distributions of an idle channel (`free`), against one bulk flow of another robot under EDCA (`edca`), and behind
+/// Returns the probability that a control message takes at most `latency` (property 1). The inputs are latency
+/// distributions: on an idle channel (`free`), against one bulk flow of another robot under EDCA (`edca`), and behind
 /// the robot's own bulk (`congested`).
 pub fn latency_share(
     stage: Stage,

@@ -15,11 +15,11 @@ use std::collections::VecDeque;
 
 /// Number of exchanges to remember: about a minute's worth at one per second.
 const KEPT: usize = 64;
-/// Bound on the error of a clock's rate against true time, in parts per million, where an error must never happen: two
+/// Bound on the error of a clock's rate against true time, in parts per million, if a violation must never happen: two
 /// robots must not grant the same permit. A crystal is off by at most 100, including ageing and heat, and the kernel
 /// slews a clock by up to 500 for NTP. The rest is margin.
 pub const DRIFT_PPM: u32 = 1_000;
-/// The same bound where a rare error costs little, such as the start of a window or the age of a state. Covers only
+/// The same bound if a rare violation costs little, as for the start of a window or the age of a state. Covers only
 /// crystals.
 pub const DRIFT_USUAL_PPM: u32 = 100;
 

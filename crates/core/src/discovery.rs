@@ -5,14 +5,14 @@
 //! addresses are tried without a budget, one at a time for each robot and path, with a back-off. So a flood of hints
 //! never delays a known robot.
 //!
-//! A hint names one robot of the team, one path and one address. It is refused unless it carries the team's proof (if
-//! the team has keys), and unless the address belongs to a network that an interface of this robot on that path is
-//! connected to. So nobody can direct a robot at third parties. A heard address at which somebody showed a wrong
-//! certificate is not tried again for a while, which grows with each repetition.
+//! A hint names one robot of the team, one path and one address. It must carry the team's proof, if the team has keys.
+//! The address must belong to a network that an interface of this robot on that path is connected to. Other hints are
+//! refused. So nobody can direct a robot at third parties. A heard address at which somebody showed a wrong certificate
+//! is not tried again for a while, which grows with each repetition.
 //!
 //! Attempts at heard addresses share one [allowance](GUESSES_MAX) for all robots. A successful attempt gives back what
 //! it took; after failed attempts, the allowance recovers only slowly. Half of it is reserved for robots without a
-//! failed attempt, so a robot that joins late is tried at once, even if others do not answer.
+//! failed attempt. So a robot that joins late is tried at once, even if others do not answer.
 //!
 //! Searches, that is, queries to the network, are due while a robot is missing, at first often, then every four
 //! seconds.

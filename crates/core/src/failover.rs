@@ -28,9 +28,10 @@
 //! continues alone if the other robot is gone. The other robot never takes over, because it cannot distinguish a dead
 //! leader from a lost link.
 //!
-//! Left out: voters that change at run time (robots of the file that are switched off count as dead), robots that lie,
-//! promises that survive a restart on disk, and permits that survive a change of leader (bulk pauses for one lease).
-//! The caller's clock must be monotonic, keep running while the process is stopped, and stay within the drift.
+//! Left out: voters that change at run time (robots of the file that are switched off count as dead), and robots that
+//! lie. Also left out: promises that survive a restart on disk, and permits that survive a change of leader (bulk
+//! pauses for one lease). The caller's clock must be monotonic, keep running while the process is stopped, and stay
+//! within the drift.
 
 mod coordinator;
 mod member;
@@ -91,8 +92,8 @@ impl FailoverConfig {
     /// Returns the maximum time from a leader's death to the next leader's first grant. Assumes that the next `dead`
     /// robots in the order died too, that no message is lost, and that none takes longer than `delay`.
     pub fn takeover_max(&self, permits: &PermitConfig, dead: u16, delay: Duration) -> Duration {
-        // The last beat was in flight. Then the promise ends, the ask is repeated until all other promises have ended
-        // too, it is answered, and the new controller waits for the permits of the old one.
+        // The last beat was in flight. Then the promise ends, and the ask is repeated until all other promises have
+        // ended too. It is answered, and the new controller waits for the permits of the old one.
         let ask = self.stagger * u64::from(dead) + self.retry() + delay * 2;
         delay + self.lease + ask + permits.lease
     }

@@ -7,8 +7,9 @@
 //!
 //! Beyond the algorithm:
 //!
-//! - An n that was never seen is inferred: between two neighbours by linear interpolation, above the highest in
-//!   proportion to the number of packets, and below the lowest as the lowest itself (fewer packets cannot take longer).
+//! - The time for an n that was never seen is inferred. Between two neighbours it is interpolated linearly, and above
+//!   the highest it is in proportion to the number of packets. Below the lowest it is the lowest itself, because fewer
+//!   packets cannot take longer.
 //! - A window excludes its end, so that a packet asked about at the end passes. A window that is over, or that ends
 //!   before it begins, holds nothing.
 //! - The distance that bulk keeps from a window may depend on its effect on the loops ([`Caution`]). Most loops

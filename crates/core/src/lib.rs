@@ -16,15 +16,14 @@
 //!
 //! # Sources
 //!
-//! Comments name sources as docs/sources.md does, or by these short numbers:
+//! Comments name these sources as docs/sources.md does:
 //!
-//! - 001, Deng 2022: 'COORP', IEEE Internet of Things Journal, 2022.
-//! - 000, its draft: 'COORP: A High Performance and High Accuracy Wireless Supporting System for Coordinated Robotic
+//! - Deng 2022: 'COORP', IEEE Internet of Things Journal, 2022.
+//! - Deng, draft: 'COORP: A High Performance and High Accuracy Wireless Supporting System for Coordinated Robotic
 //!   Learning'.
-//! - 002, Dust: 'Quantitative analysis of communication handling for centralized multi-agent robot systems using ROS2'.
-//! - 004, Lee (DupCon): 'Improving Reliability of Real-Time Remote Vehicle Control through Duplicating Control
-//!   Packets'.
-//! - 003, Kwok (HPRM): 'HPRM: High-Performance Robotic Middleware for Intelligent Autonomous Systems'.
+//! - Dust: 'Quantitative analysis of communication handling for centralized multi-agent robot systems using ROS2'.
+//! - Lee (DupCon): 'Improving Reliability of Real-Time Remote Vehicle Control through Duplicating Control Packets'.
+//! - Kwok (HPRM): 'HPRM: High-Performance Robotic Middleware for Intelligent Autonomous Systems'.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -27,9 +27,9 @@
 //! window remembers which numbers arrived. A copy from before the window is dropped, because its message may already
 //! have been delivered.
 //!
-//! Left out: forward error correction, splitting a flow over paths by share, one-way delays (they need common clocks;
-//! half a round trip is used instead), and queues within the sender (eq. 2 to 6 model TCP's queues, which control does
-//! not have).
+//! Left out: forward error correction, splitting a flow over paths by share, and one-way delays (they need common
+//! clocks; half a round trip is used instead). Also left out: queues within the sender (eq. 2 to 6 model TCP's queues,
+//! which control does not have).
 
 mod merge;
 mod receiver;

@@ -1,8 +1,8 @@
 //! Decides which robots may transmit bulk, and for how long: global preemption (Deng 2022, section IV-A, algorithm 1).
 //!
-//! [`Controller`] is `schedule()` on the leader: a queue Q of requesting robots and a set S of transmitting robots, at
-//! most `limit` of them, each for at most `slice`. [`Requester`] is `send()` on every robot, including the leader.
-//! Neither does I/O: both take events with their times, and return messages.
+//! [`Controller`] is `schedule()` on the leader: a queue Q of requesting robots and a set S of transmitting robots. S
+//! holds at most `limit` robots, each for at most `slice`. [`Requester`] is `send()` on every robot, including the
+//! leader. Neither does I/O: both take events with their times, and return messages.
 //!
 //! The published algorithm assumes that every message arrives and that no robot dies. This module assumes neither:
 //!
@@ -13,8 +13,8 @@
 //! - A permit is leased. The holder renews it; the controller answers each renewal with the grant. After `lease` of
 //!   silence the controller takes the place back, and an unanswered holder stops by itself.
 //! - Clocks are not shared. Each message of a robot carries the robot's own time of sending, and the grant echoes the
-//!   newest one. The grant was sent after that instant. So a holder that stops at `echo + slice + grace`, or at `echo +
-//!   lease`, has stopped before the controller's own limits expire, however long the grant travelled. At most `limit`
+//!   newest one. The grant was sent after that instant. A holder stops at `echo + slice + grace`, or at `echo + lease`.
+//!   So it has stopped before the controller's own limits expire, however long the grant travelled. At most `limit`
 //!   robots therefore transmit at once, as long as clocks run at the same rate.
 //! - A restarted controller knows no holders. It grants nothing for one `lease`, after which all have stopped.
 //!

@@ -10,10 +10,10 @@ use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// The maximum backlog of bulk in the WNIC under `coorp` once control was late (`gate` allows four times as much
-/// before). It covers the aggregate on the air, the next one, which a card makes as long as its queue, and the time
-/// until the first is known to have left. With 3 ms, aggregates were short and bulk lost a tenth. Windows keep bulk out
-/// whatever this bound is. But an unpredicted message waits for the backlog, and the backlog still leaves after a
-/// permit is lost without notice. Other presets have no bound.
+/// before). It covers the aggregate on the air and the next one, which a card makes as long as its queue. It also
+/// covers the time until the first is known to have left. With 3 ms, aggregates were short and bulk lost a tenth.
+/// Windows keep bulk out whatever this bound is. But an unpredicted message waits for the backlog, and the backlog
+/// still leaves after a permit is lost without notice. Other presets have no bound.
 pub const BACKLOG_MAX: Duration = Duration::from_millis(8);
 
 /// The traffic that runs, and what coordinates it.
@@ -80,8 +80,8 @@ pub struct LocalConfig {
     pub protection_percentile_max: Option<f64>,
     /// Whether a window ends once the messages that it was opened for have left the WNIC.
     pub early_release: bool,
-    /// Whether there are windows for commands. Once only a free channel can get a loop's commands out before its bound,
-    /// the leader and every robot that waits for a command hold bulk back.
+    /// Whether there are windows for commands. They begin when only a free channel can get a loop's commands out before
+    /// its bound. Then the leader and every robot that waits for a command hold bulk back.
     pub command_windows: bool,
     /// The longest time for which bulk on its way delays a loop's commands. Bulk is held back for this long before the
     /// last moment at which commands can be made in time.
@@ -113,8 +113,8 @@ pub struct SchedWifiConfig {
 
 impl Default for LocalConfig {
     /// Returns local preemption as in Deng 2022: C = 95 %, 2 ms extension, normal deviations, none of the switches. The
-    /// modules decide without a switch what the paper leaves open: how an n without samples is read, when a table that
-    /// lets nothing pass is cleared, that a window that has not begun may be replaced, and leases.
+    /// modules decide without a switch what the paper leaves open: reading an n without samples, clearing a table that
+    /// lets nothing pass, replacing a window that has not begun, and leases.
     fn default() -> Self {
         LocalConfig {
             accuracy: 0.95,

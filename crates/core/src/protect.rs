@@ -1,5 +1,5 @@
-//! Classifies packets of programs that know nothing about Coorp, and decides when they may go: control at once, bulk by
-//! permit and gate, the rest as it arrives.
+//! Classifies packets of programs that know nothing about Coorp, and decides when they may go. Control goes at once,
+//! bulk by permit and gate, the rest as it arrives.
 //!
 //! [`Protect`] is in the path of all packets that a machine's programs send. Each flow has a [`Class`], by the first of
 //! these criteria that applies:
@@ -12,18 +12,18 @@
 //!    of its messages, a message of more than 64 kB counts as a backlog.
 //! 3. The DSCP set by the program: voice and network control are control, because the program knows best.
 //! 4. Small messages at regular times are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and
-//!    every message must arrive one period after the previous one: eight times in a row to within a tenth of the
-//!    period, or sixteen times to within a fifth. Control stays control while at least a third of its messages are on
-//!    time, because programs stall and change their rates. Keystrokes, requests and the acknowledgements of a busy
-//!    channel do not pass; a flow that is irregular by a tenth of its period passes now and then. Packets without
+//!    every message must arrive one period after the previous one. It must do so eight times in a row to within a tenth
+//!    of the period, or sixteen times to within a fifth. Control stays control while at least a third of its messages
+//!    are on time, because programs stall and change their rates. Keystrokes, requests and the acknowledgements of a
+//!    busy channel do not pass. A flow that is irregular by a tenth of its period passes now and then. Packets without
 //!    payload, such as TCP's bare acknowledgements, are not messages. On a quiet channel, bulk's acknowledgements
 //!    arrive as regularly as the air takes aggregates.
 //!
 //! Rules of the agent itself follow those of the team file, for its own connections ([`crate::zenoh`]). Control by
-//! these rules, and by 3 and 4, is bounded: nothing is aggregated in AC_VO, so a fast flow there would ruin the channel
-//! for everybody. A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control until it
-//! has kept below half of that for five seconds. If its program marks it, its bound is 4 Mbit/s: a perception of 12
-//! KiB, 30 times a second, takes three.
+//! these rules, and by 3 and 4, is bounded. Nothing is aggregated in AC_VO, so a fast flow there would ruin the channel
+//! for everybody. A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control. It can be
+//! again once it has kept below half of that for five seconds. If its program marks it, its bound is 4 Mbit/s: a
+//! perception of 12 KiB, 30 times a second, takes three.
 //!
 //! Small packets of bulk go at once if no packet of their flow waits. Examples are requests, and acknowledgements of
 //! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit.

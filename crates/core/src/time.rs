@@ -1,8 +1,8 @@
 //! Instants and durations in whole nanoseconds.
 //!
-//! `std::time` is avoided on purpose: its `Instant` can only come from the machine's clock, and a decision
-//! must behave the same on virtual, emulated and real clocks. Arithmetic saturates, so that neither a clock
-//! step nor a corrupt message can make a decision panic.
+//! `std::time` is avoided on purpose. Its `Instant` can only come from the machine's clock, but a decision must behave
+//! the same on virtual, emulated and real clocks. Arithmetic saturates, so that neither a clock step nor a corrupt
+//! message can make a decision panic.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Div, Mul, Sub};

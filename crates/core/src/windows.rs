@@ -1,8 +1,8 @@
 //! Decides when bulk must not be in the WNIC: the preemption controller (Deng 2022, section IV-B).
 //!
 //! [`WindowPlanner`] keeps the arrival models of many control flows and publishes one protection window at a
-//! time: the earliest expected arrival, merged with every other that begins before it ends. When a window ends,
-//! the next is computed from the models at that time and published.
+//! time. It is the earliest expected arrival, merged with every other that begins before the window ends. When a window
+//! ends, the next is computed from the models at that time and published.
 //!
 //! The paper extends each window by a constant after merging. Here each arrival's end is extended before merging. This
 //! covers the same time, and no next window begins inside the previous one.
@@ -12,7 +12,7 @@
 //! - Flows of other robots are planned by the [`TimeModel`] that those robots sent, widened on both sides by the
 //!   uncertainty between the clocks.
 //! - A message without a period, such as the leader's command, can be announced once its cause is known.
-//! - `early_release`: the window ends once every message that it was opened for has left the WNIC, and continues while
+//! - `early_release`: the window ends once every message that it was opened for has left the WNIC. It continues while
 //!   some have arrived and not all have left. Messages of many robots, or a message of many packets, take longer on the
 //!   air than any constant extension. Another robot's message, which is heard only after it has left, counts as on its
 //!   way, unless none arrived in [`MISSED_MAX`] consecutive windows.
@@ -144,7 +144,7 @@ impl<K> Flow<K> {
         }
     }
 
-    /// Returns whether a message made at `made_at` is the one that the current window covers, rather than an earlier
+    /// Returns whether a message made at `made_at` is the one that the current window covers. It may also be an earlier
     /// one that arrived late, after the window had been planned.
     fn covers(&self, made_at: Instant) -> bool {
         self.covered.is_some_and(|arrival| {

@@ -39,8 +39,8 @@ pub(crate) enum ControlFlow {
 enum Log {
     /// The robot uses the driver's count.
     Driver,
-    /// Packets that have entered the WNIC, in order, until the robot sees that the kernel has freed them, and the
-    /// number that the kernel has freed since the robot's last read.
+    /// Packets that have entered the WNIC, in order, until the robot sees that the kernel has freed them. The number is
+    /// the packets that the kernel has freed since the robot's last read.
     OutQueue(VecDeque<(u64, Instant)>, usize),
     /// Packets that have entered the WNIC, in order, until their transmit status.
     Status(VecDeque<(u64, Instant)>),

@@ -2,7 +2,7 @@
 //!
 //! In the first two thirds of a run, robots die and restart, freeze and thaw, and their messages to each other are
 //! lost, duplicated and delayed. In the last third nothing more goes wrong, and everything must recover. The rules that
-//! must hold are in [`Watch`]. Left out: faults of the air itself, which has its own losses, and clocks that are set,
+//! must hold are in [`Watch`]. Left out: faults of the air itself, which has its own losses. Clocks are not set either,
 //! because a robot reads a clock that is never set (decision 9).
 
 use coorp_core::policy::Policy;
@@ -137,7 +137,7 @@ struct Robot {
 pub(crate) struct State {
     pub wants_bulk: bool,
     pub may_send: bool,
-    /// The number of packets that the gate had let pass before the one that it holds; `None` if it holds none, or if a
+    /// The number of packets that the gate had let pass before the one that it holds. `None` if it holds none, or if a
     /// packet is on its way.
     pub held_after: Option<u64>,
     pub up: bool,

@@ -13,8 +13,8 @@ use crate::measure::Latency;
 use crate::results::FlowResult;
 use crate::setup;
 
-/// Number of packets of a saturated UDP flow between its application and the air: enough for two full block-ack windows
-/// of 802.11ax, so that no aggregate is ever short.
+/// Number of packets of a saturated UDP flow between its application and the air. It is enough for two full block-ack
+/// windows of 802.11ax, so that no aggregate is ever short.
 const SATURATED_OUTSTANDING: u32 = 640;
 /// IPv4 and UDP headers, bytes.
 const UDP_HEADERS: u16 = 28;

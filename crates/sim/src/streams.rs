@@ -142,7 +142,7 @@ impl Stream {
     /// many transfers they completed.
     ///
     /// If acknowledgements should be few, the sender requests at least four per window, so that the window keeps
-    /// growing, and one at once at the end of a transfer. QUIC has both as an extension.
+    /// growing. It also requests one at once at the end of a transfer. QUIC has both as an extension.
     pub fn on_data(&mut self, packet: &Packet, now: Instant, out: &mut Vec<Packet>) -> (u64, usize) {
         let payload = packet.bytes.saturating_sub(tcp::HEADER_BYTES);
         let before = self.receiver.delivered_bytes();

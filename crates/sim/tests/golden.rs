@@ -1,4 +1,4 @@
-//! Compares short runs of the examples, byte for byte, with the results in `golden/`: a change of structure must change
+//! Compares short runs of the examples, byte for byte, with the results in `golden/`. A change of structure must change
 //! no number, and a change of behaviour shows which.
 //!
 //! `COORP_GOLDEN=write cargo test -p coorp-sim --test golden` rewrites the files; read their diff before you commit it.

@@ -16,7 +16,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Creates a recording from the messages of one flow in any order, each with its time since the start of the
+    /// Creates a recording from the messages of one flow in any order. Each has its time since the start of the
     /// recording and its size in bytes. `length` is the period after which they repeat. Flows of one recording keep
     /// their relative phases if they share the start and `length`.
     ///

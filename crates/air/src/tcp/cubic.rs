@@ -1,6 +1,6 @@
 //! The congestion window: slow start and CUBIC (RFC 9438), in segments.
 //!
-//! After a reduction the window follows W(t) = C (t - K)^3 + W_max (equation 1), but never stays below the window that
+//! After a reduction the window follows W(t) = C (t - K)^3 + W_max (equation 1). It never stays below the window that
 //! Reno would have (equation 4, the Reno-friendly region). Includes fast convergence (4.7) and the delay half of
 //! HyStart: slow start ends when a round trip's first samples are all well above the shortest one. Left out: HyStart's
 //! other half, acknowledgement trains, and undoing a spurious reduction (4.9).
@@ -91,8 +91,8 @@ impl Cubic {
         self.window < self.threshold
     }
 
-    /// Returns the bytes per second at which Linux would pace this flow: twice the window per round trip in the first
-    /// half of slow start, 1.2 times after it.
+    /// Returns the bytes per second at which Linux would pace this flow. That is twice the window per round trip in the
+    /// first half of slow start, and 1.2 times after it.
     pub(super) fn pacing_rate(&self, mss: u16, srtt: Duration) -> f64 {
         let ratio = if self.window < self.threshold / 2.0 { 2.0 } else { 1.2 };
         ratio * self.window * f64::from(mss) / srtt.as_secs_f64().max(1e-6)

@@ -183,7 +183,7 @@ impl Sender {
         Some(segment)
     }
 
-    /// Records that a packet of this flow with this payload left the local stack: the WNIC completed it or gave it up,
+    /// Records that a packet of this flow with this payload left the local stack. The WNIC completed it or gave it up,
     /// or the host queue dropped it. Call it once for each segment from [`Sender::poll_transmit`].
     pub fn on_departed(&mut self, payload_bytes: u16) {
         self.stack.bytes = self.stack.bytes.saturating_sub(u64::from(payload_bytes));
@@ -394,8 +394,9 @@ impl Sender {
         self.cubic.on_loss();
     }
 
-    /// Sets the window to the amount that a recovery may send now (RFC 6937, section 3): proportional to arrivals while
-    /// more than the threshold is in flight, then back up to the threshold, faster while nothing more is lost.
+    /// Sets the window to the amount that a recovery may send now (RFC 6937, section 3). It is proportional to arrivals
+    /// while more than the threshold is in flight. Then it rises back to the threshold, faster while nothing more is
+    /// lost.
     fn reduce(&mut self, delivered: u32, only_good: bool) {
         let Phase::Recovery(reduction) = self.phase else { return };
         let threshold = u64::from(self.cubic.threshold());
@@ -435,7 +436,7 @@ impl Sender {
         self.look_again_at = None;
     }
 
-    /// TCP small queues: sets the limit for the local stack from the pacing rate, as of the last acknowledgement.
+    /// Sets the limit for the local stack from the pacing rate, as of the last acknowledgement (TCP small queues).
     #[inline]
     fn allow_stack(&mut self) {
         if !std::mem::take(&mut self.stack.outdated) {

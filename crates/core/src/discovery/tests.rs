@@ -11,7 +11,7 @@ fn at(ms: u64) -> Instant {
     Instant::ZERO + MS * ms
 }
 
-/// 10.9.0.0/16 is the LAN; true robots live in 10.9.1.0/24, forged addresses elsewhere in it.
+/// Returns 10.9.c.d. 10.9.0.0/16 is the LAN; true robots are in 10.9.1.0/24, forged addresses elsewhere in it.
 fn lan(c: u8, d: u8) -> IpAddr {
     IpAddr::from([10, 9, c, d])
 }

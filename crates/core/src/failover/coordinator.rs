@@ -13,7 +13,7 @@ const EXCHANGES_MAX: usize = 1_024;
 /// The state machine that requests permits from the current leader, observes them, and grants them if this robot leads.
 ///
 /// Drive it like every state machine in this crate. `now` is the robot's own monotonic clock, read *after* the message
-/// was received and directly before the call: a promise or a grant is only as good as that instant. Read a clock that
+/// was received and directly before the call. A promise or a grant is only as good as that instant. Read a clock that
 /// keeps running while the machine sleeps (`CLOCK_BOOTTIME`) and that nothing slews faster than `drift_ppm`. After
 /// every call, poll [`Coordinator::poll`] until it is empty. Call [`Coordinator::may_send`] with the current time
 /// before every packet of bulk, because a robot that was stopped has missed its [`Action::Stopped`].
@@ -253,7 +253,7 @@ impl Coordinator {
         }
     }
 
-    /// A permit belongs to the leadership that granted it. Under a new leadership, the robot stops and requests again.
+    /// Stops and requests again under a new leadership, because a permit belongs to the leadership that granted it.
     fn ask_anew(&mut self, now: Instant) {
         let wants = self.requester.is_active();
         self.requester.done(now);

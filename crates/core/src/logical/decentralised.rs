@@ -480,8 +480,8 @@ impl<V: Value> Decentralised<V> {
     }
 
     /// Returns whether a promise would concern the near future. Then it is sent as soon as more is known, because
-    /// others may wait for it, and in a loop of short delays each promise has to travel around the whole loop. Far
-    /// ahead, promises would only chase each other.
+    /// others may wait for it. In a loop of short delays, each promise has to travel around the whole loop. Far ahead,
+    /// promises would only chase each other.
     fn is_near(&self, now: Instant) -> bool {
         let elapsed = self.scheduler.elapsed(now).unwrap_or(Duration::ZERO);
         let horizon = elapsed + self.config.null_interval * NEAR_INTERVALS;

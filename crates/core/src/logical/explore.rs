@@ -1,10 +1,10 @@
 //! Searches exhaustively the orders in which events can happen to small programs under centralised coordination.
 //!
-//! Each step delivers the next message of one link. Each of these can happen once, at any moment, if the bounds allow
-//! it: a federate asks for the end, the RTI is replaced and everything in flight is lost, or a federate dies with its
-//! messages in flight. Because messages can be delivered before, every prefix of the messages in flight can survive.
-//! States seen before are not searched again. In each state without a further step, all must have ended, and the
-//! records must equal the reference. These programs end by a request, by their time limit, or by themselves once no
+//! Each step delivers the next message of one link. Three events can happen once each, at any moment, if the bounds
+//! allow it. A federate asks for the end. The RTI is replaced, and everything in flight is lost. A federate dies with
+//! its messages in flight. Because messages can be delivered before, every prefix of the messages in flight can
+//! survive. States seen before are not searched again. In each state without a further step, all must have ended, and
+//! the records must equal the reference. These programs end by a request, by their time limit, or by themselves once no
 //! federate has an event.
 
 use super::failover_epoch as epoch;

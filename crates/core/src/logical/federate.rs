@@ -25,8 +25,8 @@
 //! **Decentralised coordination.** [`Federate::decentralised`] is driven in the same way, and reports, starts, holds and
 //! resigns as above. It sends the RTI neither tags nor values: those go directly to other federates, for their
 //! [`Federate::on_peer_message`]. About its next event, it reports only that there are no more. It resigns once all
-//! federates that it listens to have ended or died, so that a message that arrives after the last tag is still reported
-//! as a violation.
+//! federates that it listens to have ended or died. So a message that arrives after the last tag is still reported as a
+//! violation.
 //!
 //! A federate that dies reports nothing; its driver's peers notice. Left out: choosing the next RTI, which
 //! [`failover`](crate::failover) does between robots.

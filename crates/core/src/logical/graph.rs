@@ -7,8 +7,8 @@
 //!   whole program and are the same on every federate. So federates that wait for each other within a tag always make
 //!   progress, because the lowest level can run somewhere.
 //! - **Delays between federates.** For each pair, the least delay by which an event of one federate can cause a message
-//!   to the other, over all paths of reactions, actions and connections. Federates in between count only with the paths
-//!   that actually lead through them.
+//!   to the other. All paths of reactions, actions and connections count. Federates in between count only with the
+//!   paths that actually lead through them.
 //! - **Zero-delay cycles.** Federates that can reach each other without a delay, directly or through others, can be
 //!   granted a tag only provisionally.
 //!
@@ -91,12 +91,12 @@ pub struct Link {
 }
 
 impl Link {
-    /// Whether a value is present at both ends at the same tag.
+    /// Returns whether a value is present at both ends at the same tag.
     pub fn is_direct(&self) -> bool {
         !self.physical && self.after == Duration::ZERO
     }
 
-    /// How far a message's tag moves.
+    /// Returns the delay by which a message's tag moves.
     pub fn delay(&self) -> Delay {
         Delay::of_connection(self.after)
     }

@@ -3,12 +3,13 @@
 //!
 //! For each federate, [`Rti`] knows the next event tag (NET) and the completed tag (LTC). It forwards all messages, so
 //! it also knows what is in transit. From these follows the earliest tag at which a federate can still receive a
-//! message: the minimum, over all federates upstream, of their next event plus the least delay from there. It decides:
+//! message. It is the minimum, over all federates upstream, of their next event plus the least delay from there. It
+//! decides:
 //!
 //! - **Grants.** A federate is granted all tags before that one, if its own next event is among them.
-//! - **Provisional grants**, in zero-delay cycles only. If the next event in a cycle cannot be granted, but no message
-//!   from outside the cycle can arrive up to its tag, all members may open this tag. They then wait for each other's
-//!   inputs level by level. The RTI tells waiting members which senders will send nothing more.
+//! - **Provisional grants**, in zero-delay cycles only. The next event in a cycle may not be grantable although no
+//!   message from outside the cycle can arrive up to its tag. Then all members may open this tag. They then wait for
+//!   each other's inputs level by level. The RTI tells waiting members which senders will send nothing more.
 //! - **Messages.** A forwarded message lowers the receiver's next event. The message is in transit until the receiver
 //!   has acknowledged it, and a next event tag sent before that cannot raise the receiver's next event again.
 //! - **Start.** The program starts once all federates have reported. If one does not report in time, none starts.

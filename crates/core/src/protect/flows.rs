@@ -39,8 +39,8 @@ pub(super) struct Entry {
     touched: Instant,
     /// The period that was reported to the driver.
     pub told: Option<Duration>,
-    /// Only for bulk: the time since which the flow has had no backlog, not counting the time for which it was held,
-    /// and its messages since then.
+    /// Only for bulk, the time since which the flow has had no backlog, and its messages since then. Time in which it
+    /// was held does not count.
     pub calm_from: Instant,
     pub calm_messages: u8,
     /// Whether the flow has sent large messages lately.

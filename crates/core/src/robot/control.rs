@@ -2,7 +2,7 @@
 //! send bulk.
 //!
 //! A robot's own messages are the samples of its arrival models. Messages of others end the windows kept for them.
-//! Windows end early as in decision 5: the leader hears all control, and tells the robots that may send bulk what has
+//! Windows end early as in decision 5. The leader hears all control, and tells the robots that may send bulk what has
 //! arrived, together with the caution. A command from the leader ends its loop. The loop's duration goes back with the
 //! next message ([`Stamp::last_loop`]), and the leader judges it ([`super::lead`]).
 //!

@@ -2,11 +2,11 @@
 //! the caution ([`Caution`](crate::gate::Caution)) from control outside the control loop.
 //!
 //! A sender states the bound of a flow in each message's stamp. The receiver compares it with the message's age on the
-//! leader's clock and reports the counts to the leader: soon after a late message, otherwise now and then. While there
+//! leader's clock. It reports the counts to the leader, soon after a late message, otherwise now and then. While there
 //! is no leader, the counts wait for one. The leader weighs them in [`super::lead`], like loops.
 //!
-//! Left out: lost messages, about which the receiver learns nothing, and messages whose age is unknown, because their
-//! sender or receiver does not know the leader's clock yet.
+//! Left out: lost messages, about which the receiver learns nothing. Also left out: messages whose age is unknown,
+//! because their sender or receiver does not know the leader's clock yet.
 
 use serde::{Deserialize, Serialize};
 

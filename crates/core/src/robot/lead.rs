@@ -4,8 +4,9 @@
 //! **Caution** ([`Caution`], decision 7). A robot cannot see how its bulk delays others' loops; the leader sees every loop.
 //! A loop begins with its first perception. Its inference starts once all robots' perceptions have arrived, and the
 //! leader's own control messages are its commands. Their receivers report with their next perception how long the loop
-//! took (`last_loop`), because a card may free a frame long before it is on the air. Loops that bulk made late raise
-//! the caution, which goes to the robots that may send bulk, together with the arrivals.
+//! took (`last_loop`). The leader cannot measure it, because a card may free a frame long before it is on the air.
+//! Loops that bulk made late raise the caution, which goes to the robots that may send bulk, together with the
+//! arrivals.
 //!
 //! **Phases** (decision 5). If sensors sample together, their windows coincide, and no loop waits for the last sensor.
 //! The target is one flow's phase, kept while that flow exists. Each other flow is told once how much later to sample,
@@ -17,7 +18,7 @@
 //! Windows that save almost no loop, because the team has no room for its control, only cost bulk. Then they are off
 //! for a while ([`Worth`]), and are tried again after ever longer pauses.
 //!
-//! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]): each late one
+//! Control messages outside the loop count like loops if their sender states a bound ([`super::judge`]). Each late one
 //! raises the caution, unless most are late whatever windows do.
 //!
 //! Left out: robots that do not report how long their loops took. If other robots report, those loops count as in time.

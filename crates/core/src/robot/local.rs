@@ -1,5 +1,5 @@
-//! Local preemption: decides the protection windows that bulk keeps out of, and whether a bulk packet may go over a
-//! path now (Deng 2022, sections IV-B and IV-C, algorithm 2).
+//! Local preemption (Deng 2022, sections IV-B and IV-C, algorithm 2): decides the protection windows that bulk keeps
+//! out of, and whether a bulk packet may go over a path now.
 //!
 //! [`Local`] has one window planner ([`crate::windows`]) for all control that this robot knows about. It has one gate
 //! ([`crate::gate`]) for each path, because each path has its own card. Every window goes to all gates. While no loop

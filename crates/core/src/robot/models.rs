@@ -3,12 +3,13 @@
 //!
 //! If the policy shares windows, each robot tells all others when its control is due, on the leader's clock. Each plans
 //! windows for the models that it received (decision 5). Sending models costs a frame per receiver. So they are sent
-//! again only when they have moved, when a robot may not know them, and every [`TELL_EVERY`], because a frame may have
-//! been lost. On the leader, models also show which sensors sample at a different phase from the rest.
+//! again only when they have moved or when a robot may not know them. They are also sent every [`TELL_EVERY`], because
+//! a frame may have been lost. On the leader, models also show which sensors sample at a different phase from the rest.
 //!
-//! Left out: flows of programs that know nothing about Coorp, whose messages no robot hears, flows beyond the limit,
-//! and models that are of no use because their period is out of bounds or shorter than their interval. Also left out:
-//! models from a robot whose clock is not known yet. It soon will be, and models are sent again to newcomers.
+//! Left out: flows of programs that know nothing about Coorp, whose messages no robot hears, and flows beyond the
+//! limit. Also left out: models that are of no use because their period is out of bounds or shorter than their
+//! interval. Also left out: models from a robot whose clock is not known yet. It soon will be, and models are sent
+//! again to newcomers.
 
 use serde::{Deserialize, Serialize};
 

@@ -11,8 +11,8 @@
 //! replaces one that has not been sent. So an answer takes the route of its question, and after [`UNANSWERED_MAX`]
 //! unanswered questions the next goes separately.
 //!
-//! Left out: peers with several paths, because coordination goes over every path and control does not, and queries for
-//! the time, whose two directions should take equally long.
+//! Left out: peers with several paths, because coordination goes over every path and control does not. Also left out:
+//! queries for the time, whose two directions should take equally long.
 
 use std::collections::VecDeque;
 

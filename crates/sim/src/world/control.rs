@@ -88,7 +88,7 @@ impl World {
         self.with_drlc(Drlc::on_loop);
     }
 
-    /// Makes a control message. It is a sample of its flow's arrival model now, and reaches the host queue after its
+    /// Makes a control message. It is a sample of its flow's arrival model now. It reaches the host queue after its
     /// stack's delay, but not before one that its sender made earlier.
     pub(super) fn send_control(
         &mut self,
@@ -108,8 +108,8 @@ impl World {
         self.hand_over(message, delay);
     }
 
-    /// Hands a control message to the host queue once its sender has a core for it and after `delay`, but not before
-    /// one that its sender handed over earlier.
+    /// Hands a control message to the host queue once its sender has a core for it and after `delay`. It is never
+    /// before one that its sender handed over earlier.
     pub(super) fn hand_over(&mut self, message: Delayed, delay: Duration) {
         let delay = delay + self.scheduling.draw();
         if delay == Duration::ZERO {

@@ -10,12 +10,12 @@ const MS: u64 = 1_000_000;
 const A: FederateId = FederateId(0);
 const B: FederateId = FederateId(1);
 
-/// a ticks; b joins a's messages with ticks of its own.
+/// Builds a program in which a ticks, and b joins a's messages with ticks of its own.
 fn joining(after: Duration) -> Arc<Graph> {
     joining_with(after, |b| b)
 }
 
-/// As [`joining`], but b has more reactions.
+/// Builds the program of [`joining`], but b has more reactions.
 fn joining_with(after: Duration, more: impl Fn(Reactor) -> Reactor) -> Arc<Graph> {
     let a = Reactor::new("a", A)
         .output("out")
@@ -149,7 +149,8 @@ fn rule_12_what_is_tardy_is_reported_with_the_tag_that_was_meant() {
     assert_eq!(b.poll(at(13)), Some(violation));
 }
 
-/// As [`joining`], but b also handles late values, and another reaction of b takes only values in time.
+/// Builds the program of [`joining`], but b also handles late values, and another reaction of b takes only values in
+/// time.
 fn handling() -> Arc<Graph> {
     joining_with(ms(0), |b| {
         b.reaction(Reaction::new("hold").on_tardy("in"))

@@ -183,8 +183,8 @@ impl<V: Clone> Rti<V> {
     }
 
     /// Returns the first tag that is still open to a federate. It is after everything that the federate did in an
-    /// earlier life, after all messages to it that were dropped or in flight, and after the tags that others were
-    /// granted. If the federate counted as dead, it is also after their provisional tags, at which they took its
+    /// earlier life, and after all messages to it that were dropped or in flight. It is also after the tags that others
+    /// were granted. If the federate counted as dead, it is also after their provisional tags, at which they took its
     /// messages for absent.
     fn first_open_to(&self, federate: FederateId, was_dead: bool) -> Tag {
         if self.config.is_decentralised {
