@@ -80,7 +80,7 @@ impl std::fmt::Display for ScheduleError {
             ScheduleError::TooManySlots => {
                 write!(
                     f,
-                    "the flows' common cycle is too long: choose periods that divide one another"
+                    "the flows' common cycle is too long: choose periods that divide each other"
                 )
             }
             ScheduleError::NoPeriod(FlowId(flow)) => write!(f, "flow {flow} has a period of zero"),

@@ -80,7 +80,7 @@ impl std::fmt::Display for TooManyFlows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "windows are planned for {} flows at most; raise that bound or leave flows unprotected",
+            "windows are planned for at most {} flows; raise that bound or leave flows unprotected",
             self.flows_max
         )
     }

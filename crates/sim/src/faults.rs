@@ -182,7 +182,7 @@ impl Watch {
     /// The rule that is broken.
     pub fn check(&mut self, holders: usize, states: impl Iterator<Item = State>, now: Instant) -> Result<(), String> {
         if holders > self.limit {
-            return Err(format!("never more than LIMIT holders: {holders} in the book"));
+            return Err(format!("never more than LIMIT holders: {holders} on record"));
         }
         let mut senders = 0;
         let (troubled_at, wait_max) = (self.troubled_at, self.wait_max);
@@ -206,7 +206,7 @@ impl Watch {
             if let Some((since, _)) = robot.holds_since {
                 if now.since(since.max(troubled_at)) > hold_max {
                     return Err(format!(
-                        "the gate opens again: robot {place} holds since {} s",
+                        "the gate opens again: robot {place} has held since {} s",
                         since.as_secs_f64()
                     ));
                 }

@@ -79,7 +79,7 @@ impl fmt::Display for Error {
         match self {
             Error::NothingToRun { policy } => write!(
                 f,
-                "policy '{policy}' has nothing to run: it needs [control], [learning] or a [[flow]] that it does not leave out"
+                "policy '{policy}' has nothing to run: it needs [control], [learning] or a [[flow]] that it does not exclude"
             ),
             Error::Unfit { policy, reason } => write!(f, "policy '{policy}' does not fit this team: {reason}"),
             Error::Broken { rule } => write!(f, "broken rule: {rule}"),

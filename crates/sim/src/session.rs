@@ -138,7 +138,7 @@ impl Session {
         self.at_this_instant = if next > world.now { 0 } else { self.at_this_instant + 1 };
         if self.at_this_instant > TIMERS_PER_INSTANT_MAX {
             return Err(Error::Broken {
-                rule: format!("time goes on; stuck at {} s", next.as_secs_f64()),
+                rule: format!("time advances; stuck at {} s", next.as_secs_f64()),
             });
         }
         self.now = self.now.max(next);

@@ -109,7 +109,7 @@ impl Stream {
         }
         if delivered > self.written {
             return Err(format!(
-                "no bulk byte doubled: {delivered} delivered of {} written",
+                "no bulk byte duplicated: {delivered} delivered of {} written",
                 self.written
             ));
         }

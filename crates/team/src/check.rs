@@ -107,7 +107,7 @@ impl Team {
 
     fn check_protect(&self) -> Result<(), String> {
         ensure(self.protect.len() <= rules::PROTECT_MAX, || {
-            format!("more than {} rules of what to protect", rules::PROTECT_MAX)
+            format!("more than {} protection rules", rules::PROTECT_MAX)
         })?;
         for (number, rule) in (1..).zip(&self.protect) {
             let conditions = [
@@ -118,7 +118,7 @@ impl Team {
                 rule.topic.is_some(),
             ];
             ensure(conditions.contains(&true), || {
-                format!("rule {number} of what to protect has no condition")
+                format!("protection rule {number} has no condition")
             })?;
             let ported = rule.protocol.is_none_or(|protocol| rules::PORTED.contains(&protocol));
             let ports = rule
@@ -128,7 +128,7 @@ impl Team {
             let topic = rule.topic.as_ref();
             let topic = topic.is_none_or(|topic| (1..=rules::TOPIC_BYTES_MAX).contains(&topic.len()));
             ensure(ports && dscp && topic, || {
-                format!("rule {number} of what to protect is out of range")
+                format!("protection rule {number} is out of range")
             })?;
         }
         Ok(())
@@ -158,8 +158,8 @@ impl Team {
         let plain = (0..self.robots.len()).map(|from| (robot(from), others(from)));
         for (from, to) in plain.chain(air.links.iter().map(|link| (link.from, link.to))) {
             let rate = self.rate_on(air, RateOverride::default(), from, to);
-            let rate = rate.ok_or("a link joins robots that do not exist")?;
-            ensure(from != to, || "a link joins a robot to itself".to_owned())?;
+            let rate = rate.ok_or("a link names robots that do not exist")?;
+            ensure(from != to, || "a link connects a robot to itself".to_owned())?;
             ensure(share(rate.loss), || "a loss is not between 0 and 1".to_owned())?;
             ensure((1..=4).contains(&rate.streams), || {
                 "a link does not have 1 to 4 streams".to_owned()
@@ -243,7 +243,7 @@ impl Team {
                 .iter()
                 .all(|end| usize::from(end.0) < self.robots.len());
             ensure(known && flow.from != flow.to, || {
-                format!("flow \"{name}\" does not join two robots")
+                format!("flow \"{name}\" does not connect two robots")
             })?;
             ensure(flow.stop.is_none_or(|stop| stop > flow.start), || {
                 format!("flow \"{name}\" stops before it starts")

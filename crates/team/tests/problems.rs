@@ -705,7 +705,7 @@ fn what_to_protect_is_read_in_the_files_order() {
     for rule in bad {
         team.protect = vec![expected[0].clone(), rule.clone()];
         let why = team.check().expect_err(&format!("{rule:?}"));
-        assert!(why.contains("rule 2 of what to protect"), "{why}");
+        assert!(why.contains("protection rule 2"), "{why}");
     }
     team.protect = vec![expected[0].clone(); 65];
     assert!(team.check().is_err());
@@ -792,7 +792,7 @@ fn what_to_protect() {
             "such as \"10.0.0.7\"",
         ],
     );
-    rule("to = \"::\"\n", &[":: receives nothing", "or remove `to`"]);
+    rule("to = \"::\"\n", &[":: cannot receive packets", "or remove `to`"]);
     rule(
         "to = \"bravo\"\n",
         &["\"bravo\" is not an IP address", "this robot's interface"],

@@ -43,7 +43,7 @@ pub(super) fn access_point<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: 
     let direct = sheet.flag("direct").unwrap_or(false);
     let named = roster.find_if_there(sheet, "access_point");
     if direct && sheet.has("access_point") {
-        let message = "there is no access point if robots send to one another directly";
+        let message = "there is no access point if robots send to each other directly";
         sheet.problem("access_point", message, "remove `access_point`, or `direct`");
     }
     named.or_else(|| sole_leader(robots)).filter(|_| !direct)

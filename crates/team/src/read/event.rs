@@ -21,7 +21,7 @@ pub(super) fn events<'t>(root: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air
 
 fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Option<Event> {
     let at = sheet.duration("at", Duration::ZERO..=LATEST);
-    sheet.missing("at", "add `at = \"60s\"`, when it happens");
+    sheet.missing("at", "add `at = \"60s\"`, the time of the event");
     let until = sheet.duration("until", Duration::ZERO..=LATEST);
     if let (Some(at), Some(until)) = (at, until) {
         if until <= at {

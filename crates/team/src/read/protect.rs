@@ -133,7 +133,7 @@ fn to(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Option<IpAddr> {
         Ok(address) if address.is_unspecified() => {
             sheet.problem(
                 "to",
-                format!("{address} receives nothing"),
+                format!("{address} cannot receive packets"),
                 "write the receiver's address, or remove `to`",
             );
             None

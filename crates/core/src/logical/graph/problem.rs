@@ -142,7 +142,7 @@ impl fmt::Display for Problem {
             }
             Problem::UnconnectedInput { input } => write!(f, "{input} is not connected; connect it or remove it"),
             Problem::Unknown { name, place } => write!(f, "{name} does not exist {place}; {}", place.allowed()),
-            Problem::WrongKind { name, place } => write!(f, "{name} cannot stand {place}; {}", place.allowed()),
+            Problem::WrongKind { name, place } => write!(f, "{name} is not allowed {place}; {}", place.allowed()),
             Problem::DuplicateName { name } => write!(f, "{name} is defined twice; rename one"),
             Problem::NoTrigger { reaction } => write!(f, "nothing triggers {reaction}; give it a trigger"),
             Problem::ZeroPeriod { timer } => {

@@ -172,7 +172,7 @@ impl fmt::Display for Refused {
         match self {
             Refused::NotStarted => f.write_str("the program has not started"),
             Refused::Stopped => f.write_str("the program ends before this tag"),
-            Refused::Unknown(element) => write!(f, "element {} is no such input or action of this federate", element.0),
+            Refused::Unknown(element) => write!(f, "element {} is not an input or action of this federate", element.0),
             Refused::NotRunning(reaction) => write!(f, "reaction {} was not to be run", reaction.0),
             Refused::Undeclared { reaction, element } => {
                 write!(
@@ -182,14 +182,14 @@ impl fmt::Display for Refused {
                 )
             }
             Refused::Tardy { input, meant, reached } => {
-                write!(f, "a message for input {} at {meant} came at {reached}", input.0)
+                write!(f, "a message for input {} at {meant} arrived at {reached}", input.0)
             }
             Refused::BadTag { input, tag } => write!(f, "input {} cannot receive another message at {tag}", input.0),
             Refused::QueueFull(element) => write!(f, "the event queue is full, at an event of element {}", element.0),
             Refused::TooManyMicrosteps(element) => {
                 write!(
                     f,
-                    "element {} recurs without a delay; give an action in that loop one",
+                    "element {} recurs without a delay; give an action in that loop a delay",
                     element.0
                 )
             }
