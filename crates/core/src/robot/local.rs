@@ -333,7 +333,7 @@ impl Robot {
     }
 
     /// Returns the same as [`Robot::may_pass`], but for programs that know nothing about Coorp, which never agreed to
-    /// depend on a leader. Once there has been no leader for [`LEADERLESS_MAX`], only the gate holds their packets.
+    /// depend on a leader. Once there has been no leader for `LEADERLESS_MAX`, only the gate holds their packets.
     pub fn may_forward(&mut self, path: usize, n: usize, now: Instant) -> bool {
         if self.leader(now).is_some() || now.since(self.led_at) < LEADERLESS_MAX {
             return self.may_pass(path, n, now);
