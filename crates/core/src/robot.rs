@@ -10,9 +10,9 @@
 //! | `local` | whether a bulk packet may go over a path now: windows and gates |
 //! | `ends` | when a loop's commands are at risk |
 //! | `control` | what follows from each control message, made or arrived |
-//! | `models` | which arrival models robots tell each other |
+//! | `models` | which arrival models robots send each other |
 //! | `lead` | on the leader: how careful bulk has to be, and sensors' phases |
-//! | `clocks` | where the leaders' clocks are |
+//! | `clocks` | the offsets of the leaders' clocks |
 //! | `riders` | which coordination messages wait for control |
 //! | `turns` | which receiver bulk goes to |
 //! | `peers` | which paths carry control and bulk |

@@ -1,6 +1,6 @@
 //! The messages between federates and the RTI (Kwok, section IV-A).
 //!
-//! | here | in the paper and in Lingua Franca |
+//! | here | in Kwok and in Lingua Franca |
 //! | --- | --- |
 //! | [`Up::NextEvent`] | NET, next event tag; with `is_bound`, a null message |
 //! | [`Up::Completed`] | LTC, logical tag complete |
