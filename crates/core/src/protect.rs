@@ -13,9 +13,9 @@
 //! 3. The DSCP set by the program: voice and network control are control, because the program knows best.
 //! 4. Small messages at regular times are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and
 //!    every message must arrive one period after the previous one. It must do so eight times in a row to within a tenth
-//!    of the period, or sixteen times to within a fifth. Control stays control while at least a third of its messages
-//!    are on time, because programs stall and change their rates. Keystrokes, requests and the acknowledgements of a
-//!    busy channel do not pass. A flow that is irregular by a tenth of its period passes now and then. Packets without
+//!    of the period, or sixteen times to within a fifth. Control stays control while somewhat more than a third of
+//!    its messages are on time, because programs stall and change their rates. Keystrokes, requests and the
+//!    acknowledgements of a busy channel do not pass. A flow that is irregular by a tenth of its period passes now and then. Packets without
 //!    payload, such as TCP's bare acknowledgements, are not messages. On a quiet channel, bulk's acknowledgements
 //!    arrive as regularly as the air takes aggregates.
 //!
