@@ -188,7 +188,7 @@ impl States {
 impl Drop for States {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            crate::output::note(&format!("note: {} stays: {error}", self.0.display()));
+            crate::output::note(&format!("note: cannot delete {}: {error}", self.0.display()));
         }
     }
 }
@@ -198,7 +198,7 @@ impl Drop for States {
 fn agent(file: &std::path::Path, states: &std::path::Path) -> Result<coorp_emu::Companion, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::Found(format!("failed: cannot find this program's file: {error}")))?;
-    // The robot is known in its environment only.
+    // Only the agent's environment names its robot.
     let script = r#"exec "$0" up "$1" --robot "$COORP_ROBOT" --protect --state "$COORP_AGENT""#;
     Ok(coorp_emu::Companion {
         command: vec!["sh".into(), "-c".into(), script.into(), own.into(), file.into()],
@@ -207,8 +207,8 @@ fn agent(file: &std::path::Path, states: &std::path::Path) -> Result<coorp_emu::
     })
 }
 
-/// Why Coorp's own robots cannot use all of a team's interfaces, if a robot has more than a live robot supports. They
-/// use those from wlan0 up to the first one that some robot lacks.
+/// Returns why Coorp's own robots cannot use all of a team's interfaces, if a robot has more than a live robot
+/// supports. Live robots use the interfaces from wlan0 up to the first one that some robot lacks.
 #[cfg(target_os = "linux")]
 fn too_many_paths(team: &Team) -> Option<String> {
     let robots = (0u16..).map(RobotId).zip(&team.robots);

@@ -1,11 +1,11 @@
 //! How a failed command ends: its message on stderr and its exit code.
 //!
 //! Exit codes: 0 success, 1 the run found a failure, 2 bad input or unusable files. Clap's usage errors also
-//! exit with 2, so scripts need only these three; `coorp up` also has 3.
+//! exit with 2, so scripts need only these three codes; `coorp up` also exits with 3.
 
 use std::fmt;
 
-/// The exit code of `coorp up` if its robot has failed by itself and has to be started anew.
+/// The exit code of `coorp up` if its robot has failed by itself and has to be restarted.
 #[cfg(feature = "live")]
 pub const ROBOT_FAILED: u8 = 3;
 
@@ -46,7 +46,7 @@ pub enum NoResult {
 }
 
 impl NoResult {
-    /// The failure that ends the command if a run without a result does. `run` identifies the run.
+    /// Returns the failure that ends the command, if a run without a result ends it. `run` identifies the run.
     pub fn ends(&self, run: &str) -> Failure {
         match self {
             NoResult::Input(text) => Failure::Input(format!("error: {run}: {text}")),

@@ -150,7 +150,7 @@ fn team_file(path: &Path, topics: &Topics, notes: &[String]) -> Result<String, F
     }
 }
 
-/// What the reader of the file needs to know, and what only the reader knows.
+/// Returns the comment at the file's head: what its reader needs to know, and what only the reader can fill in.
 fn heading(path: &Path, topics: &Topics, notes: &[String], alone: bool) -> String {
     let count = i64::try_from(topics.messages).unwrap_or(i64::MAX);
     let mut lines = vec![format!(

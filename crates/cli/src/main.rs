@@ -1,4 +1,4 @@
-//! The program `coorp`. All of it is in the library.
+//! The program `coorp`. Everything is in the library.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

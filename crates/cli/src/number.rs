@@ -8,7 +8,8 @@ pub const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Parses `600s`, `1.5h`, `10min`, `500ms`, `2500us`, and every time that Coorp prints in a message.
 ///
 /// # Errors
-/// Without a unit or number, if not positive, or if longer than a day; the message says how to fix it.
+/// The text has no unit or no number, or the duration is not positive or is longer than a day; the message says how to
+/// fix it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -32,7 +33,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// The virtual duration of a run.
 ///
 /// # Errors
-/// If not positive, not a number, or longer than a day; the message says how to fix it.
+/// The duration is not positive, not a number, or longer than a day; the message says how to fix it.
 pub fn checked_duration(seconds: f64) -> Result<Duration, String> {
     if seconds.is_nan() || seconds < 1e-3 {
         return Err("a run must last at least 1ms".to_owned());
@@ -48,7 +49,7 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// With a useful number of digits: 0.42, 4.2, 198.3, 1,234.
+/// Formats a value with a useful number of digits: 0.42, 4.2, 198.3, 1,234.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         small if small < 1.0 => format!("{value:.2}"),

@@ -69,7 +69,7 @@ enum Place {
     File(PathBuf),
     /// A device or a pipe, which cannot be the target of a rename.
     Device(PathBuf),
-    /// What `-` stands for.
+    /// Standard output, given as `-`.
     Stdout,
 }
 
@@ -147,7 +147,7 @@ impl Place {
         let target = match fs::metadata(path) {
             Ok(found) if found.is_dir() => return Err(refused("is a folder; give the name of a file in it")),
             Ok(found) if !found.is_file() => return Ok(Place::Device(path.to_path_buf())),
-            // Through a link, so that the file it names is replaced and not the link.
+            // Follow links, so that the file is replaced and not a link to it.
             Ok(_) => fs::canonicalize(path).map_err(|error| unwritable(path, &error))?,
             Err(_) => path.to_path_buf(),
         };

@@ -46,7 +46,7 @@ pub fn live_parser() -> PossibleValuesParser {
 /// The policy of this name.
 ///
 /// # Errors
-/// If there is none; the message lists the names.
+/// There is none; the message lists the names.
 pub fn named(name: &str) -> Result<Policy, Failure> {
     Policy::named(name).ok_or_else(|| {
         let names = Policy::NAMES.join(", ");

@@ -51,8 +51,8 @@ pub struct Args {
     /// Inject faults: robots die, freeze and restart, messages get lost, and clocks step
     #[arg(long)]
     faults: bool,
-    /// Inject them into the robots' real node instead of simulated robots: QUIC, disks and all, in virtual time; the air is
-    /// a plain network, and the policy is coorp
+    /// Inject the faults into the robots' real nodes, with QUIC and disks, in virtual time, instead of into simulated
+    /// robots; the air is a plain network, and the policy is coorp
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[arg(long, requires = "faults", conflicts_with_all = ["policy", "duration", "replay", "html"])]
     nodes: bool,

@@ -1,9 +1,9 @@
-//! `coorp up --protect` on a real WiFi stack: three stations with agents, programs that know nothing of them, and a capture of
-//! all that the radios send, in the lab (`kernel/lab`). The capture is the witness of what left when; what the agents have
-//! recorded tells of the windows that they kept and the permits that they had.
+//! `coorp up --protect` on a real WiFi stack, in the lab (`kernel/lab`): three stations with agents, programs that know
+//! nothing of the agents, and a capture of everything that the radios send. The capture shows what left and when; the
+//! agents' recordings show their windows and permits.
 //!
-//! The lab's script (`on_wifi/script`) calls the ignored tests of this file. Its machine is slow: an agent without
-//! optimisation renews its leases too late there, so the test needs an optimised one.
+//! The lab's script (`on_wifi/script`) calls the ignored tests of this file. The lab's machine is slow: an agent
+//! without optimisation renews its leases too late there, so the test needs an optimised agent.
 
 #![cfg(all(feature = "live", target_os = "linux"))]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use common::{coorp, text, Folder};
 
 const ROBOTS: Range<usize> = 1..4;
-/// Without loops to be judged, windows are always on. They are long, so that much would have to be kept out of them.
+/// Without loops to judge, windows are always on. They are long, so that there is much bulk to keep out of them.
 const TEAM: &str = r#"
 [policy]
 slice = "500ms"
@@ -37,7 +37,7 @@ ports = "5201-5403"
 const BULK_PORTS: Range<u16> = 5_201..5_404;
 /// Shorter packets of bulk need not wait.
 const SHORT_BYTES: usize = 256;
-/// What the gate lets go at once: a window, or the end of a permit, may come while the kernel takes it.
+/// Packets that the gate releases at once: a window, or the end of a permit, may come while the kernel takes them.
 const TOGETHER_MAX: usize = 16;
 
 const CONTROL_TO: &str = "10.0.0.1:5300";
@@ -48,7 +48,7 @@ const CONTROL_BYTES: usize = 100;
 const CONTROL_TOS: u8 = 0xb8;
 /// The number of messages from which an agent can predict the next.
 const LEARNT: u32 = 8;
-/// With how many other spans windows are compared.
+/// Number of other spans with which windows are compared.
 const SHIFTS: u32 = 4;
 /// Set in the number of a robot's last message.
 const LAST: u32 = 1 << 31;
@@ -60,7 +60,7 @@ const TRIES: usize = 3;
 /// Says why a test cannot run; in CI it has to.
 fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "CI has to run on_wifi: {why}");
-    // Past the harness, which would hide it.
+    // Write past the harness, which would hide the message.
     let _ = writeln!(std::io::stderr().lock(), "SKIPPED on_wifi: {why}");
 }
 
@@ -75,12 +75,12 @@ fn optimised() -> Option<PathBuf> {
         return Some(env!("CARGO_BIN_EXE_coorp").into());
     }
     let built = PathBuf::from(std::env::var_os("COORP")?);
-    // `make` names it as seen from the workspace.
+    // `make` gives the path relative to the workspace.
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(built);
     program.canonicalize().ok()
 }
 
-/// Each takes a core, and is slow enough alone.
+/// Held by a run: each takes a core, and is slow enough without others.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Runs the script on a suite's kernel, the machine's own if there is none.
@@ -239,7 +239,7 @@ fn read(radiotap: &[u8], at: u64) -> Option<Frame> {
 /// A span of Unix time, nanoseconds.
 type Span = Range<u64>;
 
-/// When a robot's agent kept bulk out of windows, and when it had a permit, by its own record.
+/// A robot's windows, in which its agent kept bulk out, and its permits, by the agent's own record.
 #[derive(Debug, Default)]
 struct Record {
     windows: Vec<Span>,
@@ -263,7 +263,7 @@ fn record(mcap: &[u8]) -> Record {
                 until(window.take(), at);
                 window = ns("starts_in_us").zip(ns("length_us")).map(|(after, length)| {
                     let start = at.saturating_add_signed(after);
-                    // It counts from when it is known.
+                    // A window counts from the moment at which it is known.
                     start.max(at)..start.saturating_add_signed(length)
                 });
             }
@@ -298,7 +298,7 @@ fn later(spans: &[Span], by: Duration) -> Vec<Span> {
 /// What a robot has sent, and what its agent has recorded.
 struct Robot {
     number: usize,
-    /// When bulk was on the air.
+    /// The times at which bulk was on the air.
     bulk: Vec<u64>,
     record: Record,
 }
@@ -358,7 +358,7 @@ fn permits_hold(robots: &[Robot]) {
     for Robot { number, bulk, record } in robots {
         let within = inside(&record.permits, bulk);
         let used = within.iter().filter(|count| **count > 0).count();
-        // Packets on their way when a permit ends come behind it.
+        // Packets on their way when a permit ends arrive after its end.
         let mut behind = vec![0; record.permits.len()];
         for at in bulk {
             let begun = record.permits.partition_point(|permit| permit.start <= *at);

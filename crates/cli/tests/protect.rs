@@ -38,7 +38,8 @@ fn team(name: &str, more: &str, program: &str) -> (Folder, String) {
     (folder, file)
 }
 
-/// Two robots send the base streams, which it hashes, and one of them control. In the end the base watches.
+/// Two robots send streams to the base, which hashes them, and one of the two also sends control. At the end the base
+/// runs `coorp watch`.
 const SEND: &str = r#"
 import hashlib, os, random, socket, subprocess, sys, threading, time
 COORP, team, folder, robot = *sys.argv[1:], os.environ["COORP_ROBOT"]
@@ -244,7 +245,7 @@ fn has_few_rights(stdout: &str) {
         u64::from_str_radix(value.split_whitespace().next().unwrap(), 16).unwrap()
     };
     let (admin, raw, nice) = (1 << 12, 1 << 13, 1 << 23);
-    // Where the limit of real-time priorities cannot be raised, that takes a right.
+    // If the limit of real-time priorities cannot be raised, the agent needs a right for them.
     for of in ["CapPrm", "CapEff", "CapBnd"] {
         assert_eq!(right(of) & !nice, admin | raw, "{of}: {}", lines[0]);
     }
@@ -342,8 +343,8 @@ fn a_robot_without_interfaces_says_what_is_missing() {
     assert!(stderr.contains("add interfaces = [\"wlan0\"]"), "{stderr}");
 }
 
-/// The rover talks to the base in all the ways that may go wrong in a TUN: without an agent, with one, and without again. It
-/// has a firewall, a bridge as Docker's, and a VPN that routes as tailscale does.
+/// The rover talks to the base in all the ways that may go wrong in a TUN: without an agent, with one, and without
+/// again. The rover has a firewall, a bridge like Docker's, and a VPN that routes like Tailscale.
 const TRIES: &str = r#"
 import hashlib, os, pathlib, signal, socket, struct, subprocess, sys, threading, time
 COORP, FOLDER = sys.argv[1:]
@@ -574,7 +575,7 @@ fn what_a_machine_has_already_works_beside_an_agent_as_without() {
     assert!(firewall || stderr.contains("SKIPPED a firewall"), "{all}");
     assert!(stdout.contains("[rover] undone\n"), "{all}");
     assert!(
-        stdout.contains("IPv6 goes round the agent, and wlan0 has fd77::2"),
+        stdout.contains("IPv6 bypasses the agent, and wlan0 has fd77::2"),
         "{all}"
     );
 }
@@ -601,8 +602,9 @@ channel = 149
 duplicate = "always"
 "#;
 
-/// The rover sends the base numbers over the first interface: as control, and unmarked at random times, which no agent wraps.
-/// Once control comes whole, it goes on for a while; then nothing gets through over that interface; then it is down at both.
+/// The rover sends numbers to the base over the first interface: as control, and unmarked at random times, which no
+/// agent wraps. Once control arrives without gaps, the interface only loses packets for a while; then it passes
+/// nothing; then it is down on both robots.
 const NUMBERS: &str = r#"
 import os, pathlib, random, socket, struct, subprocess, sys, threading, time
 folder, robot = pathlib.Path(sys.argv[1]), os.environ["COORP_ROBOT"]
@@ -654,7 +656,7 @@ if robot == "base":
     print("in order and once", numbers == sorted(set(numbers)), flush=True)
     print("marks", sorted({mark for number, _, mark in heard[7001] if number >= begin}), flush=True)
     for phase in PHASES:
-        # Some are still under way when a phase begins.
+        # Some packets are still on their way when a phase begins.
         print("ordinary packets pass while", phase, sum(one == phase for _, one, _ in heard[7002]) > 9, flush=True)
 else:
     def link(port, mark):
@@ -675,7 +677,7 @@ else:
                 return
     threading.Thread(target=chatter).start()
     send, number, begin, phases, next_s = link(7001, 0xb8), 0, None, list(PHASES), 0.0
-    # Without protection, control never comes whole.
+    # Without protection, control never arrives without gaps.
     while (phases or time.monotonic() < next_s) and number < 3_000:
         send(number, 100 if number % 4 else 1_450)
         number += 1
@@ -711,7 +713,7 @@ fn control_over_two_paths_arrives_once_and_in_order_whatever_becomes_of_one() {
         "[base] missing []\n",
         "[base] in order and once True\n",
         "[base] marks [184]\n",
-        // The first path is as bad as it is meant to be.
+        // The first path is as bad as intended.
         "[base] ordinary packets pass while lossy True\n",
         "[base] ordinary packets pass while cut False\n",
         "[base] ordinary packets pass while down False\n",

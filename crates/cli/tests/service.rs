@@ -28,7 +28,7 @@ fn the_units_command_is_one_that_coorp_takes() {
     let words: Vec<String> = start.split(' ').map(|word| word.replace("%i", "rover")).collect();
     assert_eq!(words[0], PROGRAM);
     let arguments: Vec<&str> = words[1..].iter().map(String::as_str).collect();
-    // It takes all of it, and then misses the robot.
+    // The program accepts all arguments, and then finds no robot of that name.
     fs::write(
         &team,
         "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"scout\"\n",
@@ -61,7 +61,8 @@ fn systemd_finds_no_fault_in_the_unit_and_little_to_attack() {
     let said = text(&verified.stderr);
     let of_ours: Vec<&str> = said.lines().filter(|line| line.contains("coorp@")).collect();
     assert!(verified.status.success() && of_ours.is_empty(), "{said}");
-    // Of 10, in tenths. Most is what it needs: the network, and the right to change it.
+    // The threshold is in tenths, out of 10. Most of the exposure is what the agent needs: the network, and the right
+    // to change it.
     let judged = run(&["security", "--offline=yes", "--no-pager", "--threshold=25", &file]).unwrap();
     let old = text(&judged.stderr).contains("unrecognized option");
     assert!(

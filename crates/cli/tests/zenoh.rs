@@ -43,7 +43,7 @@ fn team(name: &str) -> (Folder, String) {
 }
 
 /// The rover publishes small and large messages, and small ones that a rule makes bulk, on keys of rmw_zenoh; it answers a
-/// query of the base. In the end it shows what each of its router's connections has carried.
+/// query of the base. At the end it prints what each of its router's connections has carried.
 const TALK: &str = r#"
 import os, subprocess, sys, time, zenoh
 folder, robot = sys.argv[1], os.environ["COORP_ROBOT"]
@@ -120,7 +120,8 @@ fn small_and_large_messages_go_by_connections_apart() {
     let counts: Vec<usize> = links.values().map(Vec::len).collect();
     assert_eq!(counts, [2, 2, 2], "{stdout}\n{stderr}");
     let sum = |port: u64| links[&port].iter().sum::<u64>();
-    // All images and logs went by the last one, and no pose: that is at most what the others carried.
+    // All images and logs went over the last connection. The poses did not: the others carried too little for more than
+    // those.
     assert!(sum(7470) >= 3 * 502_000, "{stdout}");
     assert!((300..100_000).contains(&sum(7468)), "{stdout}");
     assert!(sum(7469) < 100_000, "{stdout}");

@@ -275,8 +275,8 @@ fn transmit_status(driver: Option<&str>) -> Finding {
         Some(why) => finding(about, "harmless", why, Fine),
         None => finding(
             about,
-            "not asked for",
-            "asking might change this driver's frames, so losses on the air are not counted",
+            "not requested",
+            "requesting it might change this driver's frames, so losses on the air are not counted",
             Fine,
         ),
     }
@@ -293,19 +293,19 @@ fn queues(machine: &Machine<'_>, interface: &str) -> Finding {
         "{count} to send, default qdisc {}",
         qdisc.as_deref().unwrap_or("unknown")
     );
-    finding("queues", found, "the gate keeps them short, whatever they are", Fine)
+    finding("queues", found, "the gate keeps them short with any qdisc", Fine)
 }
 
 fn reverse_path(machine: &Machine<'_>, interface: &str) -> Finding {
     let of = |name: &str| read(&machine.proc.join("sys/net/ipv4/conf").join(name).join("rp_filter"));
-    // The greater of the two counts.
+    // The greater of the two applies.
     let found = match of(interface).max(of("all")).as_deref() {
         Some("0") => "off",
         Some("1") => "strict",
         Some("2") => "loose",
         _ => "unknown",
     };
-    let means = "'coorp up --protect' makes a strict one loose while it runs";
+    let means = "'coorp up --protect' makes a strict check loose while it runs";
     finding("reverse path", found, means, Fine)
 }
 
@@ -334,7 +334,7 @@ fn rts(machine: &Machine<'_>, interface: &str) -> Option<Finding> {
     } else {
         Note("to set it, run as root or with CAP_NET_ADMIN".to_owned())
     };
-    let may = if grade == Fine { "may be set" } else { "may not be set" };
+    let may = if grade == Fine { "can be set" } else { "cannot be set" };
     Some(finding(
         "RTS threshold",
         format!("{threshold}; {may}"),
@@ -408,9 +408,9 @@ fn clock(machine: &Machine<'_>) -> Finding {
 fn marks() -> Finding {
     let means = "WiFi puts control into AC_VO because of this mark";
     match card::may_mark() {
-        Ok(()) => finding("DSCP mark", "may be set", means, Fine),
+        Ok(()) => finding("DSCP mark", "can be set", means, Fine),
         Err(error) => {
-            let mend = "allow setsockopt(IP_TOS): a sandbox may refuse it".to_owned();
+            let mend = "allow setsockopt(IP_TOS): a sandbox may forbid it".to_owned();
             finding("DSCP mark", error.to_string(), means, Bad(mend))
         }
     }
@@ -447,7 +447,7 @@ fn tun(machine: &Machine<'_>) -> Finding {
     }
 }
 
-/// Whether other programs can be protected. Nothing of it is needed for else.
+/// Examines what protecting other programs needs. Nothing else needs it.
 fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
     let rights = if [CAP_NET_ADMIN, CAP_NET_RAW].iter().all(|right| machine.may(*right)) {
         ("sufficient", Fine)
@@ -458,17 +458,17 @@ fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
     let version = (machine.ip)(&["-V"]);
     let iproute2 = match &version {
         Some(version) if version.contains("iproute2") => (version.trim(), Fine),
-        Some(_) => ("another program's 'ip'", Note(IP_MEND.to_owned())),
+        Some(_) => ("an 'ip' that is not iproute2's", Note(IP_MEND.to_owned())),
         None => ("not installed", Note(IP_MEND.to_owned())),
     };
     let mut found = vec![
         finding(
             "rights",
             rights.0,
-            "it keeps these and drops the others of root",
+            "the agent keeps these and drops root's others",
             rights.1,
         ),
-        finding("iproute2", iproute2.0, "it sets routes and rules", iproute2.1),
+        finding("iproute2", iproute2.0, "the agent sets routes and rules with it", iproute2.1),
         finding(
             "Zenoh router",
             if cfg!(feature = "zenoh") {
@@ -485,7 +485,7 @@ fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
     found
 }
 
-/// Policy rules: an agent's, and others' that come before.
+/// Examines the policy rules: an agent's, and others that come before them.
 fn policy_rules(machine: &Machine<'_>, rules: &str) -> Finding {
     let about = "policy rules";
     let ours = coorp_node::protect_priorities();
@@ -494,7 +494,7 @@ fn policy_rules(machine: &Machine<'_>, rules: &str) -> Finding {
         Some((priority, line.split_whitespace().collect::<Vec<_>>().join(" ")))
     });
     let (agents, others): (Vec<_>, Vec<_>) = by_priority
-        // The first is the kernel's, for the machine's own addresses.
+        // The first rule is the kernel's, for the machine's own addresses.
         .filter(|(priority, _)| (1..ours.end).contains(priority))
         .partition(|(priority, _)| ours.contains(priority));
     let name = coorp_node::protect_interface(0);
@@ -504,11 +504,11 @@ fn policy_rules(machine: &Machine<'_>, rules: &str) -> Finding {
     }
     if let Some((_, first)) = others.first() {
         let found = format!("{} before an agent's, such as '{first}'", others.len());
-        let mend = format!("give it a priority above {}, unless that is intended", ours.end);
+        let mend = format!("give it a priority number above {}, unless this is intended", ours.end);
         return finding(
             about,
             found,
-            "what they match goes round the agent, such as into a VPN",
+            "packets that they match bypass the agent, for example into a VPN",
             Note(mend),
         );
     }
@@ -538,12 +538,12 @@ fn priority(machine: &Machine<'_>) -> Finding {
     let limit = limit.and_then(|line| line.split_whitespace().next());
     let may = machine.may(CAP_SYS_NICE) || limit.is_some_and(|limit| limit != "0");
     let (found, grade) = if may {
-        ("may be set", Fine)
+        ("can be set", Fine)
     } else {
         let mend = "run as root or with CAP_SYS_NICE, or raise rtprio in /etc/security/limits.conf".to_owned();
-        ("may not be set", Note(mend))
+        ("cannot be set", Note(mend))
     };
-    let means = "'coorp emu' needs it to keep time on a busy machine, and a robot's control to have cores first";
+    let means = "keeps 'coorp emu' on time on a busy machine, and gives a robot's control the cores first";
     finding("real-time priority", found, means, grade)
 }
 
@@ -671,9 +671,9 @@ mod tests {
         assert_eq!(says(&found, "driver").found, "mt76x2u, usb");
         assert_eq!(says(&found, "completions").found, "the kernel's send queue");
         assert!(says(&found, "completions").means.contains("dongle"));
-        assert_eq!(says(&found, "transmit status").found, "not asked for");
+        assert_eq!(says(&found, "transmit status").found, "not requested");
         assert!(says(&found, "queues").found.starts_with("2 to send"));
-        assert_eq!(says(&found, "RTS threshold").found, "2347; may not be set");
+        assert_eq!(says(&found, "RTS threshold").found, "2347; cannot be set");
         let mend = Note("iw dev wlan0 set power_save off".to_owned());
         assert_eq!(says(&found, "power save").grade, mend);
         assert_eq!(says(&found, "regulatory domain").found, "00");

@@ -1,4 +1,4 @@
-//! `coorp keys`: the team's keys, from their making to the robots.
+//! `coorp keys`: creates the team's keys, brings them to the robots, revokes and renews them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::load;
 use crate::failure::Failure;
 use crate::output;
 
-/// How long the robots have to take a new list.
+/// Time limit for the robots to take a new list.
 const TAKE_MAX: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -45,24 +45,24 @@ enum Command {
         #[command(flatten)]
         team: TeamFile,
     },
-    /// Lock out whoever has a robot's keys: sign a list that the robots give to each other
+    /// Revoke a robot's keys: sign a list that the robots pass on to each other
     Revoke {
         /// The name of a robot, or @operator
         name: String,
         #[command(flatten)]
         team: TeamFile,
     },
-    /// Make a new authority and new keys for all; the old ones count until --finish
+    /// Create a new authority and new keys for all; the old ones stay valid until --finish
     Renew {
         #[command(flatten)]
         team: TeamFile,
-        /// End it: the old authority and its keys do not count any more
+        /// End the renewal: the old authority and its keys are no longer valid
         #[arg(long)]
         finish: bool,
     },
-    /// On the robot: take the keys from its bundle
+    /// On the robot: install the keys from its bundle
     Install {
-        /// The file that 'coorp keys bundle' has made
+        /// The file made by 'coorp keys bundle'
         bundle: PathBuf,
         #[command(flatten)]
         team: TeamFile,
@@ -72,7 +72,7 @@ enum Command {
 /// Runs `coorp keys`.
 ///
 /// # Errors
-/// Keys exist already, are missing or do not fit, or files cannot be written.
+/// Keys already exist, are missing or do not match, or files cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = match &args.command {
         Command::Init { team } => init(&team.file)?,
@@ -102,7 +102,7 @@ fn init(file: &Path) -> Result<String, Failure> {
     }
     if !robots.is_empty() {
         text += &format!("{folder}/robots: keys of {}.\n", robots.join(", "));
-        text += "'coorp keys bundle NAME' makes one file for each robot, and 'coorp keys install' takes it there.\n";
+        text += "'coorp keys bundle NAME' packs a robot's keys into one file; 'coorp keys install' unpacks it there.\n";
     }
     Ok(text)
 }
@@ -121,7 +121,7 @@ fn install(bundle: &Path, file: &Path) -> Result<String, Failure> {
     let name = keys::install(&team, bundle)?;
     let (folder, bundle) = (team.live.keys.display(), bundle.display());
     Ok(format!(
-        "{folder} has the keys of {name} now. Delete {bundle}; a robot that runs uses them when it starts anew.\n"
+        "{folder} now has the keys of {name}. Delete {bundle}; a running robot uses them after a restart.\n"
     ))
 }
 
@@ -133,7 +133,8 @@ fn revoke(name: &str, file: &Path) -> Result<String, Failure> {
     let (_, here) = hand_out(&team, Some(name), list)?;
     if let Some(newer) = here.iter().find(|status| status.revoked.list > list) {
         return Err(Failure::Found(format!(
-            "failed: {} has list {} already, and {folder} is an older copy of the team's keys: repeat this with the newest",
+            "failed: {} already has list {}, and {folder} is an older copy of the team's keys: repeat this with the newest \
+             copy",
             newer.robot, newer.revoked.list
         )));
     }
@@ -155,7 +156,7 @@ fn taken_by(here: &[Status], list: u64) -> String {
         return "No robot was reached. 'coorp watch' brings the list to each robot that it reaches.\n".to_owned();
     }
     format!(
-        "Robots that have it: {}. They give it to all others that they meet.\n",
+        "Robots that have it: {}. They pass it on to all others that they meet.\n",
         have.join(", ")
     )
 }
@@ -165,9 +166,9 @@ fn renew(file: &Path) -> Result<String, Failure> {
     let folder = team.live.keys.display();
     if keys::renew(&team)? {
         return Ok(format!(
-            "{folder} has a new authority and new keys for all. The old ones, in {folder}/old, still count.\n\
-             For each robot: 'coorp keys bundle NAME', there 'coorp keys install NAME.bundle', and start it anew.\n\
-             'coorp keys renew' again shows who has changed; once all have: 'coorp keys renew --finish'.\n"
+            "{folder} has a new authority and new keys for all. The old ones, in {folder}/old, stay valid.\n\
+             For each robot: 'coorp keys bundle NAME'; on the robot, 'coorp keys install NAME.bundle' and a restart.\n\
+             'coorp keys renew' again shows which robots have new keys; once all do: 'coorp keys renew --finish'.\n"
         ));
     }
     let (watch, _) = hand_out(&team, None, 0)?;
@@ -181,7 +182,7 @@ fn renew(file: &Path) -> Result<String, Failure> {
     let missing: Vec<String> = all.filter(|name| !reached(name)).collect();
     Ok(format!(
         "The keys are being renewed. Robots with new keys: {}; with old ones: {}; not reached: {}.\n\
-         'coorp keys renew --finish' ends it, and locks out who has not changed by then.\n",
+         'coorp keys renew --finish' ends the renewal, and locks out robots that still have old ones.\n",
         names(&changed),
         names(&others),
         names(&missing)
@@ -194,7 +195,7 @@ fn finish(file: &Path) -> Result<String, Failure> {
     let folder = team.live.keys.display();
     let (_, here) = hand_out(&team, None, list)?;
     Ok(format!(
-        "The old authority and its keys do not count any more: list {list}, in {folder}/revoked.crl.\n{}",
+        "The old authority and its keys are no longer valid: list {list}, in {folder}/revoked.crl.\n{}",
         taken_by(&here, list)
     ))
 }

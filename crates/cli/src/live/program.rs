@@ -1,9 +1,9 @@
-//! How to start this program again, as a robot.
+//! Finds the command line that starts this program again, as a robot.
 
 use std::ffi::OsString;
 
-/// The command line without options. The Python package's command runs inside Python. An interpreter's packages depend
-/// on the name by which it was called, so that name is kept.
+/// Returns the command line without options. The Python package's command runs inside Python. An interpreter's packages
+/// depend on the name by which it was called, so that name is kept.
 pub fn this_program() -> std::io::Result<Vec<OsString>> {
     let program = std::env::current_exe()?;
     let is_python = program

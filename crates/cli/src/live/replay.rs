@@ -160,7 +160,7 @@ impl Replay {
         if let Input::MayPass { path, n } | Input::MayForward { path, n } = told {
             self.asked += 1;
             self.passed += u64::from(answer == Answer::Yes);
-            // Without a permit this is never asked, unless the permit has just ended.
+            // A robot without a permit never asks this, unless its permit has just ended.
             let why = robot
                 .hold(path, n, at)
                 .filter(|_| answer == Answer::No && robot.is_permitted(at));

@@ -1,10 +1,11 @@
 //! The rights of an agent that protects its machine: what routes, TUNs and raw sockets need, and nothing else.
 //!
-//! Linux gives rights to threads, so the rest is dropped before there are others. It cannot come back: it leaves the bounding
-//! set, and no program that this one starts gains anything. Of those, `ip` alone gets a right, to change routes.
+//! Linux gives rights to threads, so the agent drops all other rights before it starts a second thread. Dropped rights
+//! cannot come back: they leave the bounding set, and no program that the agent starts gains any. Of these programs,
+//! only `ip` gets a right, to change routes.
 //!
-//! Left out: root's own files. They belong to this user, and no capability is needed to change them. A service has a user of
-//! its own (`packaging/coorp@.service`).
+//! Left out: root's own files. They belong to the agent's user, who needs no capability to change them. A service has a
+//! user of its own (`packaging/coorp@.service`).
 
 use std::fs;
 use std::io;
@@ -23,18 +24,18 @@ use crate::output;
 
 /// TUNs, routes, `rp_filter` and long send buffers; packets with their headers, and sockets bound to an interface.
 const ALWAYS: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW);
-/// What `ip` needs.
+/// The rights that `ip` needs.
 const FOR_PROGRAMS: CapabilitySet = CapabilitySet::NET_ADMIN;
 /// No capability has a higher number.
 const NUMBERS: u32 = 64;
 /// The real-time priority of threads that carry control: `coorp_node::real_time`.
 const REAL_TIME: u64 = 1;
 
-/// Drops all rights but those that protecting needs. Called before there is any other thread. `places` are the files and
-/// folders that the agent will read or change.
+/// Drops all rights except those that protection needs. Must run before any other thread starts. `places` are the files
+/// and folders that the agent will read or change.
 ///
 /// # Errors
-/// If the kernel refuses, or there are other threads.
+/// The kernel refuses, or there are other threads.
 pub fn drop_most(places: &[&Path]) -> Result<(), Failure> {
     let refused = |error: io::Error| Failure::Found(format!("failed: cannot drop the rights of root: {error}"));
     let threads = fs::read_dir("/proc/self/task").map_err(refused)?.count();
@@ -60,18 +61,18 @@ pub fn drop_most(places: &[&Path]) -> Result<(), Failure> {
     drop_but(kept & had.permitted, had).map_err(|error| refused(error.into()))
 }
 
-/// Drops all rights but these.
+/// Drops all rights except these.
 fn drop_but(kept: CapabilitySet, had: CapabilitySets) -> rustix::io::Result<()> {
     if had.effective.contains(CapabilitySet::SETPCAP) {
         let all = (0..NUMBERS).map(|number| CapabilitySet::from_bits_retain(1 << number));
         for one in all.filter(|one| !kept.contains(*one)) {
             match remove_capability_from_bounding_set(one) {
-                // The kernel knows no more.
+                // The kernel has no capabilities beyond this number.
                 Err(rustix::io::Errno::INVAL) => break,
                 removed => removed?,
             }
         }
-        // A program that root starts, or that is set-uid root, gets nothing by that.
+        // A program gains no rights by being started by root, or by being set-uid root.
         let locked = CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
             | CapabilitiesSecureBits::NO_SETUID_FIXUP
@@ -94,7 +95,7 @@ fn drop_but(kept: CapabilitySet, had: CapabilitySets) -> rustix::io::Result<()> 
     set_no_new_privs(true)
 }
 
-/// Allows threads to have a real-time priority by a limit. Returns whether they may.
+/// Raises the limit, if necessary, so that threads may have a real-time priority. Returns whether they may.
 fn may_have_real_time() -> bool {
     let limit = getrlimit(Resource::Rtprio);
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= REAL_TIME);
@@ -108,7 +109,7 @@ fn may_have_real_time() -> bool {
     setrlimit(Resource::Rtprio, raised).is_ok()
 }
 
-/// Returns whether a user without further rights can change a place, or make it if it is not there.
+/// Returns whether a user without further rights can change a place, or create it if it does not exist.
 fn is_own(place: &Path, me: u32) -> bool {
     let Ok(place) = absolute(place) else { return false };
     let Some(real) = place.ancestors().find_map(|part| fs::canonicalize(part).ok()) else {
@@ -116,7 +117,7 @@ fn is_own(place: &Path, me: u32) -> bool {
     };
     let mut needs = 0o3;
     real.ancestors().all(|part| {
-        // On the way to it, search suffices.
+        // For the folders above it, search permission is enough.
         let needed = std::mem::replace(&mut needs, 0o1);
         fs::metadata(part).is_ok_and(|about| about.uid() == me || about.mode() & needed == needed)
     })

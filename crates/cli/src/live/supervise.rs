@@ -1,9 +1,9 @@
-//! What `coorp up` tells systemd, and how it ends if its robot has failed: with a message and an exit code, so that
-//! systemd starts it anew.
+//! Reports the state of `coorp up` to systemd. If the robot has failed, ends the process with a message and an exit
+//! code, so that systemd restarts it.
 //!
-//! The protocol is that of `sd_notify(3)`: datagrams of `NAME=value` to the socket in `NOTIFY_SOCKET`. `WATCHDOG=1` is
-//! sent only while the deciding thread comes round, so that systemd ends a robot that hangs. Without systemd, nothing
-//! is sent, and a robot that hangs stays.
+//! The protocol is `sd_notify(3)`: datagrams of `NAME=value` to the socket in `NOTIFY_SOCKET`. `WATCHDOG=1` is sent
+//! only while the deciding thread makes progress, so that systemd ends a robot that hangs. Without systemd, nothing is
+//! sent, and nothing ends a robot that hangs.
 
 use std::env;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -14,13 +14,13 @@ use coorp_node::Pulse;
 use crate::failure::{Failure, ROBOT_FAILED};
 use crate::output;
 
-/// How often the pulse is looked at without a watchdog.
+/// The interval at which the pulse is checked without a watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Watches a robot until the process ends.
 ///
 /// # Errors
-/// If no thread can be started.
+/// No thread can be started.
 pub fn start(pulse: Pulse) -> Result<(), Failure> {
     let systemd = Systemd::of_this_process();
     let every = systemd.watchdog.unwrap_or(LOOK_EVERY);
@@ -49,7 +49,7 @@ pub fn start(pulse: Pulse) -> Result<(), Failure> {
 /// The service manager, if it has started this process.
 struct Systemd {
     socket: Option<(UnixDatagram, SocketAddr)>,
-    /// How often it wants to hear that the robot lives.
+    /// The interval at which `WATCHDOG=1` is due.
     watchdog: Option<Duration>,
 }
 
@@ -66,19 +66,20 @@ impl Systemd {
 
     fn tell(&self, what: &str) {
         if let Some((socket, address)) = &self.socket {
-            // It may be gone; the robot does not depend on it.
+            // The service manager may be gone; the robot does not depend on it.
             let _ = socket.send_to_addr(what.as_bytes(), address);
         }
     }
 }
 
-/// Half of the watchdog's time, so that one look may be late; long enough that the robot has come round in between.
+/// Returns half of the watchdog's time, so that one check may be late, but at least the time of one round of the
+/// robot's loop.
 fn every(watchdog_usec: &str) -> Option<Duration> {
     let time = Duration::from_micros(watchdog_usec.parse().ok()?);
     Some((time / 2).max(Pulse::ROUND_MAX + Duration::from_millis(100)))
 }
 
-/// A path, or after `@` a name in the kernel's own space.
+/// Parses a socket's address: a path, or after `@` an abstract name.
 fn address(name: &str) -> Option<SocketAddr> {
     match name.strip_prefix('@') {
         None => SocketAddr::from_pathname(name).ok(),

@@ -47,8 +47,8 @@ pub struct Args {
     /// Record all decisions of this robot, as MCAP
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Protect what this machine's other programs send over the robot's interfaces: control goes out at once, bulk waits for
-    /// its permit. 'off' does not, and first undoes what an agent that was killed has left. Both need root
+    /// Protect what this machine's other programs send over the robot's interfaces: control leaves at once, bulk waits
+    /// for its permit. 'off' protects nothing, and first undoes what a killed agent has left. Both need root
     #[arg(long, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     protect: Option<Whether>,
     /// Run without keys: only for networks that nobody else can reach
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         leave_no_trace()?;
     }
     if protects {
-        // Before there are threads.
+        // This must run before any other thread starts.
         let keys = (!args.insecure).then_some(&team.live.keys);
         let written = [Some(&state), args.into.as_ref(), args.record.as_ref()];
         let places: Vec<&Path> = [keys]
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         insecure: args.insecure,
         state: Some(state),
     })?;
-    // Watched before anything is changed that an orderly end undoes.
+    // Watch signals before changing anything that an orderly end undoes.
     let signals = Signals::watch()?;
     if protects {
         node.protect()?;
@@ -113,7 +113,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let _metrics = args.metrics.map(|port| node.serve_metrics(port)).transpose()?;
     let recording = args.record.as_ref().map(|path| node.record(path)).transpose()?;
     let status = node.status()?;
-    // If none can, the log has said why.
+    // If no program can join, the log has said why.
     let joined = node.joined_at();
     let joined = joined.map_or_else(String::new, |at| format!("programs join it at {}; ", at.display()));
     output::print(&format!(
@@ -127,12 +127,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(Err(error)) = recording.map(|recording| recording.finish()) {
         output::note(&format!("note: {error}"));
     }
-    // Closes its links, so the other robots notice at once.
+    // This closes its links, so the other robots notice at once.
     drop(node);
     signal_hook::low_level::emulate_default_handler(signal).map_err(|error| unwatched(&error))
 }
 
-/// Undoes what an agent that was killed has left on this machine, and says what that was.
+/// Undoes what a killed agent has left on this machine, and prints what that was.
 fn leave_no_trace() -> Result<(), Failure> {
     let undone = coorp_node::unprotect()?;
     if undone.is_empty() {
@@ -215,7 +215,7 @@ impl Signals {
         Ok(Signals { which, came })
     }
 
-    /// Waits for one of them.
+    /// Waits for one of these signals.
     fn wait(mut self) -> Result<i32, Failure> {
         self.came.read_exact(&mut [0]).map_err(|error| unwatched(&error))?;
         Ok(i32::try_from(self.which.load(Ordering::Acquire)).unwrap_or(SIGTERM))

@@ -1,6 +1,6 @@
 //! MCAP files, read as a stream. No index is needed, so a file whose writer was killed is read as far as it goes.
 //!
-//! Memory is limited by the largest record, and a length corrupted by damage is trusted only as far as there are bytes.
+//! Memory is limited by the largest record, and a length that may be damaged is trusted only as far as there are bytes.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};

@@ -61,7 +61,7 @@ enum Stopped {
 /// each file of which only the part before damage was read, or which was left out.
 ///
 /// # Errors
-/// There is not a recording at `path`, or nothing in it is readable; the message gives the file and what to do.
+/// `path` is not a recording, or nothing in it is readable; the message gives the file and what to do.
 pub fn read(path: &Path, see: &mut See<'_>) -> Result<Vec<String>, Failure> {
     let files = files(path)?;
     let (mut notes, mut reason) = (Vec::new(), None);

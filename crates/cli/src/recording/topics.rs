@@ -3,8 +3,8 @@
 //! Intervals and sizes are kept as random samples (Vitter's algorithm R), from which the quantiles are computed. The
 //! **period** is the mean of those intervals that deviate from the median by at most half of it. Pauses and lost
 //! messages do not affect it, and unlike the median it is the true rate if a timer alternates between two ticks. The
-//! **jitter** is the standard deviation of a message's instant, as in the team file. It is that of these intervals
-//! divided by the square root of two, because an interval has two ends.
+//! **jitter** is the standard deviation of a message's instant, as in the team file. It is the standard deviation of
+//! these intervals, divided by the square root of two because an interval has two ends.
 
 use std::collections::BTreeMap;
 

@@ -199,7 +199,7 @@ fn note_ipv6(interface: &str) {
         _ => None,
     });
     if let Some(address) = six {
-        tracing::warn!("IPv6 goes round the agent, and {interface} has {address}: let bulk go by IPv4");
+        tracing::warn!("IPv6 bypasses the agent, and {interface} has {address}: send bulk over IPv4");
     }
 }
 

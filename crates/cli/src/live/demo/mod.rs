@@ -161,7 +161,8 @@ fn measured(result: &PolicyResult) -> serde_json::Value {
     value
 }
 
-/// The policy as the robots' nodes run it. Whether control and bulk run is up to their programs, which the demo has.
+/// Returns the policy as the robots' nodes run it. The demo's programs, not the nodes, decide whether control and bulk
+/// run.
 fn of_nodes(policy: &Policy) -> Policy {
     Policy {
         control: true,

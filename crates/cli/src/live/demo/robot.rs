@@ -317,7 +317,7 @@ impl Run<'_> {
             }
             DrlcAction::Train(robot, time) if robot == self.part.me => later(time, Event::Trained(robot)),
             DrlcAction::Collect if !self.part.control => {
-                // The batch fills as fast as by a control loop.
+                // The batch fills as fast as from a control loop.
                 let period = self.part.team.control.map_or(Duration::ZERO, |control| control.period);
                 later(period * u64::from(learning.batch_loops), Event::BatchFull);
             }
@@ -418,7 +418,7 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A time whose logarithm is `off` above that of the median.
+/// Returns the time whose logarithm exceeds the median's by `off`.
 fn spread(median: Duration, off: f64) -> Time {
     Time::from_nanos(Duration::from_secs_f64(median.as_secs_f64() * off.exp()).as_nanos())
 }

@@ -1,9 +1,9 @@
-//! Runs seeds one by one or several at once, repeats alone those with which the machine did not keep up, and reports
-//! the results.
+//! Runs seeds one by one or several at once, and reports the results. If the machine did not keep up with a run, the
+//! run is repeated while nothing else runs.
 //!
-//! If the machine was too slow to judge a run, the run is named but does not fail, because it says nothing about the
-//! robots; a run that breaks no rule has passed, however slow the machine. If that happens to more than a tenth of the runs, the command fails. Violations of rules that hold on any
-//! machine always count.
+//! A run that breaks no rule has passed, however slow the machine. If the machine was too slow to judge a run, the run
+//! is named but does not fail, because it says nothing about the robots. If more than a tenth of the runs cannot be
+//! judged, the command fails. Violations of rules that hold on any machine always count.
 
 use std::fs;
 use std::io;
@@ -24,7 +24,7 @@ use crate::{jobs, number};
 
 /// Maximum number of repetitions of a run, alone, before the machine is reported as too slow.
 const REPEATS_MAX: usize = 2;
-/// One run in this many may remain unjudged; with more gaps the rest proves too little.
+/// One run in this many may remain unjudged; with more gaps, the other runs prove too little.
 const RUNS_A_GAP: usize = 10;
 /// Maximum number of runs of one seed kept in a folder.
 const KEPT_MAX: u32 = 1_000;
@@ -124,7 +124,7 @@ fn here(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
         Ground::Trial => trial::one(asked.team, seed, &folders),
     };
     match outcome {
-        // Keep the records for the user, or to find the reason of a failure.
+        // Keep the records for the user, or to find the reason for a failure.
         Ok(outcome) if asked.keep.is_some() || !outcome.broken.is_empty() => Ok(Outcome {
             records: Some(folder),
             ..outcome
@@ -148,7 +148,7 @@ fn kept(keep: &Path, seed: u64) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Runs each seed: of the emulator in a separate process.
+/// Runs each seed. Over the emulator, each one runs in a separate process.
 fn apart(asked: &Asked<'_>, last: u64) -> Result<Vec<Outcome>, Failure> {
     let seeds: Vec<u64> = (asked.seed..=last).collect();
     let runs = jobs::run(&seeds, asked.at_once, |_, seed| {

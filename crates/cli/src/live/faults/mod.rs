@@ -194,7 +194,7 @@ fn one(file: &Path, team: &Team, seed: u64, folders: &Folders) -> Result<Outcome
     })
 }
 
-/// How many permits the team has, and how long a robot waits for one at most.
+/// Returns the number of the team's permits, and the longest time that a robot waits for one.
 fn permits(team: &Team) -> (usize, Duration) {
     let policy = Policy::named(POLICY).map(|policy| team.policy.apply(&policy));
     let robots = team.robots.len() as u16;

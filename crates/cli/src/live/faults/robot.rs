@@ -60,7 +60,7 @@ pub struct RobotArgs {
     /// Do not end before this time
     #[arg(long, value_parser = crate::number::parse_duration)]
     stay: Duration,
-    /// Take the count of starts from the disk first
+    /// Delete the count of starts from the disk first
     #[arg(long)]
     lose_count: bool,
 }
@@ -80,7 +80,7 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     record.write(&Line::Started { at: clock.now_ns() });
     let state = folders.state(&name);
     if args.lose_count {
-        lose_count(&state).map_err(|error| broken("cannot take the count of starts from the disk", error))?;
+        lose_count(&state).map_err(|error| broken("cannot delete the count of starts from the disk", error))?;
     }
     let origin = fs::read_to_string(folders.origin())
         .ok()
@@ -116,23 +116,23 @@ pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| broken("cannot start a runtime", error))?;
     runtime.block_on(robot.run(origin + args.stay.as_nanos()))?;
-    // Without a word to the others, as after a kill.
+    // Do not notify the others, as after a kill.
     std::process::exit(0)
 }
 
-/// Takes the count of starts from the disk, as an older copy of it would.
+/// Deletes the count of starts, as if an older copy of the disk had been restored.
 ///
 /// # Errors
-/// The file is there and cannot be removed.
+/// The file exists and cannot be removed.
 fn lose_count(state: &Path) -> std::io::Result<()> {
     match fs::remove_file(state.join(COUNT)) {
-        // A robot that was killed before it had counted starts as if for the first time.
+        // A robot that was killed before its first count has no file.
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
 
-/// The surroundings of a robot's program.
+/// The environment of a robot's program.
 pub trait Seat {
     /// The time on the clock of the whole run.
     fn now_ns(&self) -> u64;
@@ -143,16 +143,16 @@ pub trait Seat {
     /// # Errors
     /// It cannot be taken.
     fn take(&self, message: &BulkMessage, number: u32) -> io::Result<()>;
-    /// This robot has finished.
+    /// Announces that this robot has finished.
     ///
     /// # Errors
-    /// That cannot be told.
+    /// The announcement failed.
     fn settle(&self) -> io::Result<()>;
-    /// Whether all robots have.
+    /// Returns whether all robots have finished.
     fn all_settled(&self) -> bool;
 }
 
-/// A process of its own.
+/// A separate process.
 struct Process {
     start: u32,
     record: Writer,
@@ -192,7 +192,7 @@ pub struct Robot<S> {
     pub seat: S,
     /// The number of this start.
     pub start: u32,
-    /// When it starts no more bulk.
+    /// The time from which it starts no more bulk.
     pub stop: u64,
     pub seed: u64,
 }
@@ -211,7 +211,7 @@ impl<S: Seat> Robot<S> {
             }
             self.seat
                 .settle()
-                .map_err(|error| failed("it cannot say that it is done", &error))?;
+                .map_err(|error| failed("cannot announce that this robot is done", &error))?;
             while !self.seat.all_settled() {
                 sleep(WAIT).await;
             }

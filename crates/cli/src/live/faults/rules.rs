@@ -12,14 +12,14 @@
 //! 4. **Never more holders than the limit.** At no instant do more robots know that they may send. While as many as the
 //!    limit do, no other robot's bulk reaches its card.
 //!
-//! Rules 1 and 4 hold on any machine, however slow. Rules 2 and 3 are about time: their bounds are a second and more, so
-//! a machine that is some milliseconds late matters to neither. If it was slower than that, a violation proves nothing,
-//! but a run without one does.
+//! Rules 1 and 4 hold on any machine, however slow. Rules 2 and 3 are about time. Their bounds are a second or more, so
+//! some milliseconds of lateness do not matter. If the machine was slower, a violation proves nothing, but a run
+//! without violations still passes.
 //!
-//! A robot counts as a holder when it was asked and said so, and between two such instants that are close together. So
-//! a frozen robot is not a holder while it stands still, although it may believe so. It cannot send then, and it checks
-//! the time before it sends again. Datagrams of a send call that was interrupted by a stop leave when the robot
-//! continues. These are at most [`CAUGHT_MAX`]; they are counted, but break no rule.
+//! A robot counts as a holder at each check that finds a permit, and between two of these checks that are close
+//! together. So a frozen robot is not a holder, although it may believe that it is. It cannot send then, and it checks
+//! the time before it sends again. If a stop interrupts a send call, its datagrams leave when the robot continues.
+//! There are at most [`CAUGHT_MAX`] of them; they are counted, but break no rule.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,7 +37,7 @@ use super::schedule::{Fault, Kind};
 pub const RESUME_MAX: Duration = Duration::from_secs(1);
 /// Minimum share of lost frames at which a channel counts as cut.
 const LOST: f64 = 0.9;
-/// The same at which a channel is too poor to resume in time.
+/// Minimum share of lost frames at which a channel is too poor for control to resume in time.
 const POOR: f64 = 0.5;
 /// Maximum time for which a robot's process, or the emulator, may stand still. Above this limit, or one of the next
 /// two, the machine is too slow for the rules about time.
@@ -146,11 +146,11 @@ impl Broken {
 pub struct Figures {
     /// Number of bulk messages started.
     pub begun: usize,
-    /// Those reported as delivered.
+    /// Number of messages reported as delivered.
     pub delivered: usize,
-    /// Those reported as failed.
+    /// Number of messages reported as failed.
     pub failed: usize,
-    /// Those whose sender died before it knew the outcome.
+    /// Number of messages whose sender died before it knew the outcome.
     pub orphaned: usize,
     /// The longest time that control took to resume, in milliseconds.
     pub resumed_ms: f64,
@@ -160,9 +160,9 @@ pub struct Figures {
     pub permit_ms: f64,
     /// Number of bulk datagrams.
     pub datagrams: usize,
-    /// Number of bulk datagrams that a stop had interrupted on their way.
+    /// Number of bulk datagrams whose send call a stop had interrupted.
     pub caught: usize,
-    /// When the last robot was up for the first time, in milliseconds.
+    /// Time until every robot had been up once, in milliseconds.
     pub up_ms: f64,
     /// The longest time for which a robot's process stood still without being frozen, in milliseconds.
     pub stood_still_ms: f64,
@@ -179,9 +179,8 @@ impl Figures {
     }
 }
 
-/// The violations that count, and whether the run proves anything: only a rule about time that was broken on a slow
-/// machine does not count, and only that leaves a run without a verdict, or robots that were not up before the first
-/// fault.
+/// Returns the violations that count, and whether the run proves anything. A violation of a rule about time does not
+/// count on a slow machine. It leaves the run without a verdict, as do robots that were not up before the first fault.
 pub fn count(broken: Vec<Broken>, figures: &Figures, kept_up: bool) -> (Vec<Broken>, bool) {
     let (count, open): (Vec<Broken>, Vec<Broken>) = broken
         .into_iter()
@@ -339,7 +338,7 @@ impl Judge<'_> {
     fn apart(&self, one: RobotId, other: RobotId) -> Vec<Span> {
         let stands = |fault: &Fault| match &fault.what {
             Kind::Partition(robots) => robots.contains(&one) != robots.contains(&other),
-            // Its links go on without a disk and without new files.
+            // A robot's links continue without a disk and without new files.
             Kind::PathLoss(..) | Kind::FullDisk(..) | Kind::NoDescriptors(_) => false,
             _ => [Some(one), Some(other)].contains(&fault.what.robot()),
         };

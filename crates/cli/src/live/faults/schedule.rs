@@ -32,7 +32,7 @@ const KINDS: u64 = 6;
 /// Maximum number of faults in a run, and of those of disks and descriptors.
 const FAULTS_MAX: usize = 4;
 const DISK_FAULTS_MAX: usize = 2;
-/// What others leave on a full disk, bytes: nothing, less than the reserve, or little more than that.
+/// Bytes that others leave free on a full disk: none, fewer than the reserve, or few more than the reserve.
 const ROOMS: [u64; 4] = [0, 10_000, 63_900_000, 64_200_000];
 const FAULT_MIN: Duration = Duration::from_millis(50);
 const FAULT_MAX: Duration = Duration::from_millis(1_400);
@@ -55,29 +55,29 @@ pub struct Fault {
 pub enum Kind {
     /// The robot's process is killed, and restarted at the fault's end.
     Kill(RobotId),
-    /// The same, but it restarts with its clocks set by this many seconds: see the module.
+    /// The same, but the robot restarts with its clocks ahead by this many seconds: see the module.
     ClockStep(RobotId, u32),
     /// The robot is off, with its cards and everything in their queues.
     PowerLoss(RobotId),
-    /// Its process stands still.
+    /// The robot's process is stopped.
     Freeze(RobotId),
     /// These robots and the others cannot hear each other.
     Partition(Vec<RobotId>),
     /// All links of this interface lose this share of their frames.
     PathLoss(usize, f64),
-    /// Others fill the robot's disk up to this many bytes. In virtual time only.
+    /// Others fill the robot's disk until this many bytes are left. In virtual time only.
     FullDisk(RobotId, u64),
     /// The robot's machine has no more descriptors for files and sockets. In virtual time only.
     NoDescriptors(RobotId),
 }
 
 impl Kind {
-    /// Whether the robot's process ends with it.
+    /// Returns whether the fault ends the robot's process.
     pub fn kills(&self) -> bool {
         matches!(self, Kind::Kill(_) | Kind::ClockStep(..) | Kind::PowerLoss(_))
     }
 
-    /// The robot affected, which has no other such fault at that time.
+    /// Returns the robot affected, which has no other fault of its own at that time.
     pub fn robot(&self) -> Option<RobotId> {
         match self {
             Kind::Kill(robot) | Kind::ClockStep(robot, _) | Kind::PowerLoss(robot) | Kind::Freeze(robot) => {
@@ -169,7 +169,7 @@ impl Schedule {
             let what = match &fault.what {
                 Kind::Kill(robot) => format!("kill -9 of {}", name(*robot)),
                 Kind::ClockStep(robot, step_s) => {
-                    format!("kill -9 of {}, back with clocks set by {step_s} s", name(*robot))
+                    format!("kill -9 of {}, back with clocks ahead by {step_s} s", name(*robot))
                 }
                 Kind::PowerLoss(robot) => format!("{} without power", name(*robot)),
                 Kind::Freeze(robot) => format!("{} frozen", name(*robot)),
@@ -221,7 +221,7 @@ fn add(faults: &mut Vec<Fault>, fault: Fault) {
     }
 }
 
-/// A robot to have a fault.
+/// Draws the robot that has the fault.
 fn struck(rng: &mut Xoshiro256PlusPlus, team: &Team) -> RobotId {
     if rng.random() {
         team.leader
@@ -282,7 +282,8 @@ fn event(fault: &Fault) -> Option<Event> {
     })
 }
 
-/// The program with its clocks since boot ahead by the step, and without the count of its starts.
+/// Returns the command line that runs the program with its clocks since boot ahead by the step, and without the count
+/// of its starts.
 fn with_clock(program: &[OsString], step_s: u32) -> Vec<OsString> {
     let step = step_s.to_string();
     let namespace = ["unshare", "--time", "--monotonic", &step, "--boottime", &step, "--"].map(OsString::from);

@@ -1,8 +1,8 @@
 //! A fault run in virtual time: the same schedule, program and rules as over the emulator, with the robots' real nodes on
 //! the simulated machines of `coorp_node::trial`. Nothing depends on how fast this machine is.
 //!
-//! A robot's program takes each bulk message by moving it to a folder on its machine's disk. A message counts as taken for
-//! each time that the program was told so, even if a power cut has undone it, and if it is in that folder at the end.
+//! A robot's program takes each bulk message by moving it to a folder on its machine's disk. A message counts as taken
+//! if it is in that folder at the end. It also counts if the program was told so and a power cut has undone it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use super::schedule::{Fault, Kind, Schedule};
 use super::{permits, Folders, Outcome, POLICY, STAY_AFTER, STOP_AFTER, THROUGH_MAX};
 use crate::failure::Failure;
 
-/// The interval at which the run looks whether all is done.
+/// The interval at which the run checks whether everything is done.
 const LOOK_EVERY: Time = Time::from_millis(10);
 
 /// Runs one seed in an existing, empty folder.
@@ -70,7 +70,7 @@ fn seen(team: &Team, schedule: &Schedule, seed: u64, folders: &Folders) -> Resul
         while run.trial.now() < time(end) && !run.all_settled() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        // As the programs wait before they end.
+        // The programs wait as long before they end.
         tokio::time::sleep(5 * LOOK_EVERY).await;
         run.notice_failures();
         let saw = std::mem::take(&mut *run.saw());
@@ -150,7 +150,7 @@ impl Run {
         self.saw().settled.len() == self.trial.team().robots.len()
     }
 
-    /// Starts all robots, and does to them what the schedule says. Returns the time of each fault.
+    /// Starts all robots and injects the scheduled faults. Returns the time of each fault.
     async fn strike(self: &Arc<Self>, schedule: &Schedule) -> Vec<Span> {
         let watching = Arc::downgrade(self);
         self.trial.watch_bulk(move |robot| {
@@ -186,7 +186,7 @@ impl Run {
         spans
     }
 
-    /// A fault begins or ends. Power fails by the middle of its time.
+    /// Begins or ends a fault. A power loss cuts the power by the middle of the fault's time.
     fn turn(self: &Arc<Self>, fault: &Fault, begins: bool) {
         let within = time(fault.until.saturating_sub(fault.at)) / 2;
         let machine = |robot: &RobotId| self.trial.machine(*robot).clone();
@@ -241,7 +241,7 @@ impl Run {
         (0u16..).map(RobotId).take(self.trial.team().robots.len())
     }
 
-    /// The bulk messages that were taken, each as often as it was.
+    /// Returns the bulk messages that were taken, each as often as it was taken.
     fn taken(&self, told: &BTreeSet<(u16, OsString)>) -> io::Result<Vec<Taken>> {
         let mut taken = Vec::new();
         for robot in self.robots() {
@@ -270,7 +270,7 @@ impl Run {
         };
         self.trial.machine(robot).start(|process| async move {
             let ended = run.clone().program(robot, start, process.clone()).await;
-            // What fails in the moment in which the power does is nobody's fault.
+            // A failure at the moment of a power loss does not count.
             if let (Err(failure), false) = (ended, process.is_over()) {
                 run.saw().failed.push(format!("robot {}: {failure}", robot.0));
             }
@@ -306,7 +306,7 @@ impl Run {
         program.run((self.healed + STAY_AFTER).as_nanos()).await
     }
 
-    /// Robots of which something has panicked.
+    /// Records the robots in which something has panicked.
     fn notice_failures(&self) {
         let pulses = std::mem::take(&mut self.saw().pulses);
         for (robot, pulse) in pulses {
@@ -317,7 +317,7 @@ impl Run {
     }
 }
 
-/// The seat of one start of a robot.
+/// The environment of one start of a robot.
 struct Chair {
     run: Arc<Run>,
     robot: RobotId,
@@ -340,7 +340,7 @@ impl Seat for Chair {
         let file = Taken::file(self.start as u32, number, message);
         let folder = self.run.folders.taken(self.run.name(self.robot));
         message.take_to(&folder.join(&file))?;
-        // Otherwise the power has failed, and nobody was told.
+        // Otherwise the power has failed, and the program was not told.
         if !self.process.is_over() {
             self.run.saw().taken.insert((self.robot.0, file.into()));
         }

@@ -228,7 +228,7 @@ fn two_holders_are_told_of_and_as_many_as_the_limit_are_not() {
 #[test]
 fn what_nobody_looked_at_is_not_held() {
     let mut frozen = run();
-    // It believed so until its next check, long after it had stood still.
+    // The frozen robot believed that it held a permit until its next check, long after the other had one.
     let gap = Line::Gap {
         from: 1_050 * MS,
         to: 1_250 * MS,
