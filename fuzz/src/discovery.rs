@@ -192,7 +192,7 @@ impl World {
     }
 }
 
-/// An address of the LAN or elsewhere, where nobody is.
+/// Returns an address of the LAN or elsewhere, where nobody is.
 fn forged(input: &mut Input<'_>) -> Option<Ipv4Addr> {
     let [net, host] = [input.byte()?, input.byte()?];
     Some(match net % 16 {

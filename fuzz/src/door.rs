@@ -88,7 +88,7 @@ fn keys() -> &'static Keys {
     })
 }
 
-/// A client that knows the team's authority and has no certificate.
+/// Returns a client that knows the team's authority and has no certificate.
 fn nobody(authority: &CertificateDer<'static>, protocol: &[u8]) -> quinn_proto::ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(authority.clone()).unwrap();
@@ -99,7 +99,7 @@ fn nobody(authority: &CertificateDer<'static>, protocol: &[u8]) -> quinn_proto::
     quinn_proto::ClientConfig::new(Arc::new(QuicClientConfig::try_from(config).unwrap()))
 }
 
-/// The addresses: two of the team file, two blind ones, and four at which strangers hear the robot.
+/// Returns the addresses: two of the team file, two blind ones, and four at which strangers hear the robot.
 fn address(number: u8) -> IpAddr {
     match number % 8 {
         fixed @ (0 | 1) => [10, 0, 0, 1 + fixed].into(),

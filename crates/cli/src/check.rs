@@ -24,7 +24,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     output::print(&format!("{}: valid: {}\n", args.file.display(), describe(&team)))
 }
 
-/// The team in one line.
+/// Returns the team in one line.
 fn describe(team: &Team) -> String {
     let mut parts = vec![plural(team.robots.len(), "robot")];
     parts.push(format!(

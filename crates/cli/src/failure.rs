@@ -19,7 +19,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The exit code for scripts.
+    /// Returns the exit code for scripts.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Input(_) => 2,
@@ -54,7 +54,7 @@ impl NoResult {
         }
     }
 
-    /// The message, for either kind.
+    /// Returns the message, for either kind.
     pub fn text(&self) -> &str {
         match self {
             NoResult::Input(text) | NoResult::Broken(text) => text,

@@ -221,7 +221,7 @@ fn is_command(topic: &str, schema: &str) -> bool {
 }
 
 impl<'t> Draft<'t> {
-    /// The flow as written to the team file, with the measurements of its topic.
+    /// Returns the flow as written to the team file, with the measurements of its topic.
     fn flow(&self, base: &str, taken: &mut Vec<String>) -> String {
         let names = recording::flow_names(self.topic);
         let name = names
@@ -289,7 +289,7 @@ fn quoted(text: &str) -> String {
         .collect()
 }
 
-/// A time, to the microsecond, as the team file reads it.
+/// Returns a time, to the microsecond, as the team file reads it.
 fn shown(time: Duration) -> String {
     let us = (time.as_nanos() + 500) / 1_000;
     let unit = |value: f64, name: &str| format!("{value}{name}");

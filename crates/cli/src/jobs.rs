@@ -19,7 +19,7 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The number of threads that the machine can run at once.
+/// Returns the number of threads that the machine can run at once.
 pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }

@@ -16,15 +16,15 @@ const LEARNING_DURATION: Duration = Duration::from_secs(600);
 /// A policy that cannot run for this team.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unfit {
-    /// Its index among the requested policies.
+    /// The index among the requested policies.
     pub place: usize,
-    /// Its name.
+    /// The name.
     pub policy: String,
     /// Why not, and how to fix it.
     pub why: String,
 }
 
-/// The notes on a run of `duration`.
+/// Returns the notes on a run of `duration`.
 pub fn notes(team: &Team, duration: Duration, results: &[PolicyResult]) -> Vec<String> {
     let mut notes: Vec<String> = results.iter().filter_map(more_than_bulk_only).collect();
     notes.extend(idle_bulk(team, duration, results));
@@ -33,7 +33,7 @@ pub fn notes(team: &Team, duration: Duration, results: &[PolicyResult]) -> Vec<S
     notes
 }
 
-/// What robots see that differs from a stock kernel's view.
+/// Returns what robots see that differs from a stock kernel's view.
 fn sight(team: &Team, results: &[PolicyResult]) -> Vec<String> {
     let policies = results.iter().filter_map(|result| Policy::named(&result.policy));
     let policies: Vec<Policy> = policies.map(|policy| team.policy.apply(&policy)).collect();
@@ -69,7 +69,7 @@ fn sight(team: &Team, results: &[PolicyResult]) -> Vec<String> {
     notes
 }
 
-/// What the team file describes but only `coorp emu` implements.
+/// Returns what the team file describes but only `coorp emu` implements.
 fn left_out(team: &Team) -> Option<String> {
     let happens = |kind: fn(&Change) -> bool| team.events.iter().any(|event| kind(&event.change));
     let left_out = [
@@ -130,7 +130,7 @@ fn idle_bulk(team: &Team, duration: Duration, results: &[PolicyResult]) -> Optio
     never_started.then(|| format!("bulk never started in {duration}: its first flow starts at {first}"))
 }
 
-/// A duration that would show more, if there is one.
+/// Returns a duration that would show more, if there is one.
 fn longer(duration: Duration, batch: Duration) -> Option<Duration> {
     let several = |times: f64, of: Duration| Duration::from_secs_f64((of.as_secs_f64() * times).ceil());
     let wanted = LEARNING_DURATION.max(several(10.0, duration)).max(several(10.0, batch));

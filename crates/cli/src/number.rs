@@ -30,7 +30,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     checked_duration(number * unit_s)
 }
 
-/// The virtual duration of a run.
+/// Returns the virtual duration of a run.
 ///
 /// # Errors
 /// The duration is not positive, not a number, or longer than a day; the message says how to fix it.
@@ -44,7 +44,7 @@ pub fn checked_duration(seconds: f64) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// A share between 0 and 1 as a percentage.
+/// Returns a share between 0 and 1 as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
@@ -58,7 +58,7 @@ pub fn figure(value: f64) -> String {
     }
 }
 
-/// A count with thousands separators.
+/// Returns a count with thousands separators.
 pub fn grouped(value: i64) -> String {
     let digits = value.unsigned_abs().to_string();
     let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);

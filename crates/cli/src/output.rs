@@ -21,7 +21,7 @@ const PROBE_BYTES: usize = 64 * 1024;
 pub struct Inputs(Vec<(PathBuf, &'static str)>);
 
 impl Inputs {
-    /// The team file, and the WNIC profile if that is a file next to it.
+    /// Returns the team file, and the WNIC profile if that is a file next to it.
     pub fn of(file: &Path, team: &Team) -> Inputs {
         let profile = team.air.wnic.name.as_str();
         // Built-in profiles have plain names (coorp_team reads no other file as a profile).
@@ -36,7 +36,7 @@ impl Inputs {
         Inputs(named.into_iter().filter_map(real).collect())
     }
 
-    /// The files of a recording.
+    /// Returns the files of a recording.
     pub fn recording(files: &[PathBuf]) -> Inputs {
         let real = |file: &PathBuf| Some((fs::canonicalize(file).ok()?, "the recording"));
         Inputs(files.iter().filter_map(real).collect())
@@ -47,7 +47,7 @@ impl Inputs {
         self.0.extend(others.0);
     }
 
-    /// The input to which `path` leads, with links followed.
+    /// Returns the input to which `path` leads, with links followed.
     fn which(&self, path: &Path) -> Option<&'static str> {
         let real = fs::canonicalize(path).ok()?;
         self.0.iter().find(|(input, _)| *input == real).map(|(_, what)| *what)
@@ -120,17 +120,17 @@ impl Destination {
         written.map_err(|error| unwritable(&self.shown, &error))
     }
 
-    /// Whether both names refer to the same file.
+    /// Returns whether both names refer to the same file.
     pub fn same_as(&self, other: &Destination) -> bool {
         self.place == other.place
     }
 
-    /// Whether the bytes go to stdout, which then has no room for a table.
+    /// Returns whether the bytes go to stdout, which then has no room for a table.
     pub fn is_stdout(&self) -> bool {
         self.place == Place::Stdout
     }
 
-    /// The path as the user gave it.
+    /// Returns the path as the user gave it.
     pub fn shown(&self) -> &Path {
         &self.shown
     }
@@ -161,7 +161,7 @@ impl Place {
     }
 }
 
-/// The temporary file: in the same folder, because a rename cannot cross file systems.
+/// Returns the temporary file: in the same folder, because a rename cannot cross file systems.
 fn beside(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.{}.tmp", std::process::id()))

@@ -171,7 +171,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     output::settle(outcomes)
 }
 
-/// Whether a team has any bulk.
+/// Returns whether a team has any bulk.
 fn has_bulk(team: &Team) -> bool {
     team.learning.is_some() || team.flows.iter().any(|flow| flow.bulk)
 }
@@ -248,7 +248,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The bulk throughput required. `None` before the smallest team has run, and if its bulk never started.
+    /// Returns the bulk throughput required. `None` before the smallest team has run, and if its bulk never started.
     fn bulk_mbps_min(&self, rows: &BTreeMap<usize, Row>) -> Option<f64> {
         let smallest = rows.values().next().and_then(|row| row.bulk_mbps)?;
         Some(smallest * self.args.bulk_min).filter(|mbps| *mbps > 0.0)
@@ -289,12 +289,12 @@ impl Planner<'_> {
     }
 }
 
-/// The largest size that fits below the smallest that does not.
+/// Returns the largest size that fits below the smallest that does not.
 fn largest_that_fits(rows: &BTreeMap<usize, Row>) -> Option<usize> {
     rows.values().take_while(|row| row.fits).last().map(|row| row.robots)
 }
 
-/// The sizes between which the limit lies, if there are untried ones in between.
+/// Returns the sizes between which the limit lies, if there are untried ones in between.
 fn gap(rows: &BTreeMap<usize, Row>) -> Option<(usize, usize)> {
     let fits = largest_that_fits(rows)?;
     let late = rows.values().find(|row| !row.fits)?.robots;

@@ -43,7 +43,7 @@ pub fn live_parser() -> PossibleValuesParser {
     PossibleValuesParser::new(live.map(|(name, about)| PossibleValue::new(name).help(about)))
 }
 
-/// The policy of this name.
+/// Returns the policy of this name.
 ///
 /// # Errors
 /// There is none; the message lists the names.

@@ -13,7 +13,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar for `runs` runs of `each` virtual time; invisible if `quiet` or if stderr is not a terminal.
+    /// Returns a bar for `runs` runs of `each` virtual time; invisible if `quiet` or if stderr is not a terminal.
     pub fn new(runs: usize, each: Duration, quiet: bool) -> Progress {
         let target = if quiet {
             ProgressDrawTarget::hidden()

@@ -152,7 +152,7 @@ fn play(args: &Args, team: &mut Team) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The failure if no policy fits: every reason once.
+/// Returns the failure if no policy fits: every reason once.
 fn none_fits(args: &Args, unfit: &[Unfit]) -> Failure {
     let line = |unfit: &Unfit| format!("error: {}: {}", args.file.display(), unfit.why);
     Failure::Input(unfit.iter().map(line).collect::<Vec<_>>().join("\n"))
@@ -271,7 +271,7 @@ fn told(args: &Args, file: &Destination, written: Result<(), Failure>) -> Result
     written
 }
 
-/// The notes below a table.
+/// Returns the notes below a table.
 fn below(notes: &[String]) -> String {
     let lines: String = notes.iter().map(|note| format!("Note: {note}\n")).collect();
     if lines.is_empty() {
@@ -374,7 +374,7 @@ fn run_seeds(args: &Args, team: &Team, policies: &[Policy]) -> Result<(), Failur
     Err(Failure::Found(seeds_failed(args, &failed)))
 }
 
-/// The policies that did not fit, each once, although the reason's figures may differ between seeds.
+/// Returns the policies that did not fit, each once, although the reason's figures may differ between seeds.
 fn unfit_seeds<T>(jobs: &[Job], outcomes: &[Result<T, NoResult>]) -> Vec<Unfit> {
     let mut unfit: Vec<Unfit> = Vec::new();
     for (job, outcome) in jobs.iter().zip(outcomes) {
@@ -462,7 +462,7 @@ fn plural_runs(count: usize) -> String {
     format!("{count} run{}", if count == 1 { "" } else { "s" })
 }
 
-/// The command that repeats one run. It includes the duration, because the draws depend on it.
+/// Returns the command that repeats one run. It includes the duration, because the draws depend on it.
 fn again(args: &Args, job: &Job) -> String {
     let faults = if args.faults { " --faults" } else { "" };
     let recording = args.replay.as_deref().map(quoted_path);
@@ -486,7 +486,7 @@ fn quoted_path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// An argument, quoted for a shell.
+/// Returns an argument, quoted for a shell.
 fn quoted(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
     if !argument.is_empty() && argument.chars().all(plain) {

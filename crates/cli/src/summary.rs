@@ -28,7 +28,7 @@ const SPEED_TITLE: &str = "virtual s\nper wall s";
 /// A policy's name and result; `None` if it does not fit the team.
 pub type Entry<'a> = (&'a str, Option<&'a PolicyResult>);
 
-/// All policies in the requested order.
+/// Returns all policies in the requested order.
 pub fn entries<'a>(results: &'a [PolicyResult], unfit: &'a [Unfit]) -> Vec<Entry<'a>> {
     let mut entries: Vec<Entry<'a>> = results
         .iter()
@@ -41,7 +41,7 @@ pub fn entries<'a>(results: &'a [PolicyResult], unfit: &'a [Unfit]) -> Vec<Entry
     entries
 }
 
-/// A row of dashes.
+/// Returns a row of dashes.
 fn empty_row(policy: &str, columns: usize) -> Vec<String> {
     let mut row = vec![DASH.to_owned(); columns];
     if let Some(name) = row.first_mut() {
@@ -147,7 +147,7 @@ pub fn flows(entries: &[Entry<'_>]) -> Sheet {
     }
 }
 
-/// Whether the table of policies has any content: there is a control loop or learning.
+/// Returns whether the table of policies has any content: there is a control loop or learning.
 pub fn has_team_work(results: &[PolicyResult]) -> bool {
     results
         .iter()
@@ -170,12 +170,12 @@ pub fn share_of_bulk_only(results: &mut [PolicyResult]) {
     }
 }
 
-/// A count for a table.
+/// Returns a count for a table.
 pub fn count(value: u64) -> String {
     grouped(i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-/// A value if it is finite, otherwise a dash.
+/// Returns a value if it is finite, otherwise a dash.
 pub fn shown<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| DASH.to_owned(), format)
 }
@@ -190,7 +190,7 @@ pub mod tests {
     use super::*;
     use coorp_sim::results::{AirtimeShare, MacResult};
 
-    /// A successful run.
+    /// Returns a successful run.
     pub fn result(policy: &str) -> PolicyResult {
         let quantiles = Quantiles {
             p10: 20.0,

@@ -20,7 +20,7 @@ pub struct Sheet {
     pub rows: Vec<Vec<String>>,
 }
 
-/// The terminal's width in columns; `None` if stdout is a file or a pipe, which accept any width.
+/// Returns the terminal's width in columns; `None` if stdout is a file or a pipe, which accept any width.
 pub fn terminal_width() -> Option<usize> {
     let term = Term::stdout();
     term.is_term()
@@ -30,7 +30,7 @@ pub fn terminal_width() -> Option<usize> {
 }
 
 impl Sheet {
-    /// The table as text, with no line longer than `width` if possible.
+    /// Returns the table as text, with no line longer than `width` if possible.
     pub fn layout(&self, width: Option<usize>) -> String {
         let upright = self.draw();
         let Some(width) = width else { return upright };
@@ -73,7 +73,7 @@ impl Sheet {
         }
     }
 
-    /// Each title on one line, with its group's name.
+    /// Returns each title on one line, with its group's name.
     fn flat_titles(&self) -> Vec<String> {
         let mut group = "";
         let mut flat = Vec::with_capacity(self.titles.len());

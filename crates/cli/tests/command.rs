@@ -16,7 +16,7 @@ fn example(name: &str) -> String {
     format!("{EXAMPLES}/{name}.toml")
 }
 
-/// The JSON of a short run, without the values from the wall clock.
+/// Returns the JSON of a short run, without the values from the wall clock.
 fn json_of(folder: &Folder, name: &str, more: &[&str]) -> serde_json::Value {
     let path = folder.path(name);
     let file = example("navigation");

@@ -20,7 +20,7 @@ use root::possible;
 const ROBOTS: &str =
     "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"rover\"\n[[robot]]\nname = \"scout\"\n";
 
-/// A team file in its own folder.
+/// Returns a team file in its own folder.
 fn team(name: &str, more: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let file = folder.path("team.toml");
@@ -28,7 +28,7 @@ fn team(name: &str, more: &str) -> (Folder, String) {
     (folder, file)
 }
 
-/// The results of a run: stdout, stderr, the exit code, and the JSON.
+/// Returns the results of a run: stdout, stderr, the exit code, and the JSON.
 fn run(folder: &Folder, file: &str, more: &[&str], script: &str) -> (String, String, i32, serde_json::Value) {
     let json = folder.path("out.json");
     let arguments = [&["emu", file, "--json", &json], more, &["--", "sh", "-c", script]].concat();
@@ -43,7 +43,7 @@ fn run(folder: &Folder, file: &str, more: &[&str], script: &str) -> (String, Str
     )
 }
 
-/// A script by robot, for all but the base, which stays until the others have ended.
+/// Returns a script by robot, for all but the base, which stays until the others have ended.
 fn until_done(folder: &Folder, others: &str) -> String {
     let done = folder.path("done");
     format!(

@@ -391,7 +391,7 @@ impl Supervised {
         }
     }
 
-    /// The next notice; `None` if none comes for four seconds.
+    /// Returns the next notice; `None` if none comes for four seconds.
     fn notice(&self) -> Option<String> {
         let mut bytes = [0; 1_024];
         let length = self.notices.recv(&mut bytes).ok()?;

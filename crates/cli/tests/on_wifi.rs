@@ -69,7 +69,7 @@ fn runs(program: &str) -> bool {
     said.is_ok_and(|said| said.success())
 }
 
-/// An optimised program: what this test was built with, or what `make` has built.
+/// Returns an optimised program: what this test was built with, or what `make` has built.
 fn optimised() -> Option<PathBuf> {
     if !cfg!(debug_assertions) {
         return Some(env!("CARGO_BIN_EXE_coorp").into());
@@ -195,7 +195,7 @@ struct Frame {
     udp: bool,
     to_port: u16,
     bytes: usize,
-    /// Its user priority.
+    /// The user priority.
     priority: u8,
 }
 
@@ -214,7 +214,7 @@ fn frames(pcap: &[u8]) -> Vec<Frame> {
     frames
 }
 
-/// A frame, if it is data that a station sends to the access point in an IPv4 packet of UDP or TCP.
+/// Returns a frame, if it is data that a station sends to the access point in an IPv4 packet of UDP or TCP.
 fn read(radiotap: &[u8], at: u64) -> Option<Frame> {
     let length = u16::from_le_bytes(radiotap.get(2..4)?.try_into().ok()?);
     let frame = radiotap.get(usize::from(length)..)?;
@@ -280,13 +280,13 @@ fn record(mcap: &[u8]) -> Record {
     record
 }
 
-/// The number of packets in each span.
+/// Returns the number of packets in each span.
 fn inside(spans: &[Span], sent: &[u64]) -> Vec<usize> {
     let before = |at: u64| sent.partition_point(|sent| *sent < at);
     spans.iter().map(|span| before(span.end) - before(span.start)).collect()
 }
 
-/// The same spans some time later.
+/// Returns the same spans some time later.
 fn later(spans: &[Span], by: Duration) -> Vec<Span> {
     let by = by.as_nanos() as u64;
     spans

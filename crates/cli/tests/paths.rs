@@ -35,7 +35,7 @@ const BULK_BYTES: usize = 130_000_000;
 /// The content of the last messages.
 const END: &[u8] = b"end";
 
-/// A team with keys: two robots on two channels, of which the first is the better one.
+/// Returns a team with keys: two robots on two channels, of which the first is the better one.
 fn team(name: &str, more: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let robot = |name: &str, number: u8| {
@@ -145,7 +145,7 @@ fn robot() {
     }
 }
 
-/// Whether both paths have this state and have been measured.
+/// Returns whether both paths have this state and have been measured.
 fn both(paths: &[status::Path], state: PathState) -> bool {
     paths
         .iter()
@@ -280,7 +280,7 @@ fn receive(node: &Node) {
     println!("\nlongest gap: {} ms", pause.as_millis());
 }
 
-/// Bytes without repeating parts.
+/// Returns the bytes without repeating parts.
 fn content() -> Vec<u8> {
     (0..BULK_BYTES as u32 / 4)
         .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())

@@ -27,7 +27,7 @@ channel = 44
 mcs = 7
 "#;
 
-/// A team with keys, and a program for all of its robots.
+/// Returns a team with keys, and a program for all of its robots.
 fn team(name: &str, more: &str, program: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let file = folder.path("team.toml");

@@ -24,7 +24,7 @@ fn rows(topic: &str, schema: &'static str, every_ms: f64, seconds: f64, bytes: u
     (0..count).map(row).collect()
 }
 
-/// An MCAP file of these messages, in order of time.
+/// Returns an MCAP file of these messages, in order of time.
 fn container(mut rows: Vec<Row>, options: WriteOptions) -> Vec<u8> {
     rows.sort_by(|one, other| one.2.total_cmp(&other.2));
     let mut file = Cursor::new(Vec::new());
@@ -67,7 +67,7 @@ fn zstd_chunks() -> WriteOptions {
         .chunk_size(Some(64 * 1024))
 }
 
-/// A recording like that of the learning environment: three robots' images, poses and velocities, and scalars.
+/// Returns a recording like that of the learning environment: three robots' images, poses and velocities, and scalars.
 fn environment(seconds: f64) -> Vec<Row> {
     let period = 1e3 / 30.0;
     let mut all = rows("/reward", "std_msgs/msg/Float64", period, seconds, 12);
@@ -86,12 +86,12 @@ fn environment(seconds: f64) -> Vec<Row> {
     all
 }
 
-/// The team in a file's text, as the other commands read it.
+/// Returns the team in a file's text, as the other commands read it.
 fn parsed(text: &str) -> Team {
     coorp_team::parse(text, "team.toml", Path::new(".")).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The flow with this name, and its period in milliseconds.
+/// Returns the flow with this name, and its period in milliseconds.
 fn flow(text: &str, name: &str) -> (Flow, f64) {
     let flows = parsed(text).flows;
     let found = flows.into_iter().find(|flow| flow.name == name);
@@ -108,7 +108,7 @@ fn import(path: &str) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// The message about an unusable recording.
+/// Returns the message about an unusable recording.
 fn refused(path: &str) -> String {
     let output = coorp(&["import", path]);
     let said = text(&output.stderr);

@@ -120,7 +120,7 @@ pub struct Channel<O> {
 }
 
 impl<O: Outlet> Channel<O> {
-    /// The channel of `interface`; wlan0 is number 0. The seed determines losses and backoffs.
+    /// Returns the channel of `interface`; wlan0 is number 0. The seed determines losses and backoffs.
     pub fn new(team: &Team, interface: usize, seed: u64, outlet: O) -> Self {
         let air = team.channels().nth(interface).unwrap_or(&team.air);
         let config = coorp_scene::config(air, team.robots.len(), coorp_core::Duration::MAX);
@@ -140,22 +140,22 @@ impl<O: Outlet> Channel<O> {
         }
     }
 
-    /// The air, for changing its links.
+    /// Returns the air, for changing its links.
     pub fn air(&mut self) -> &mut Air {
         &mut self.air
     }
 
-    /// The frame counts.
+    /// Returns the frame counts.
     pub fn counters(&self) -> Counters {
         self.cards.counters
     }
 
-    /// The receiver of delivered frames.
+    /// Returns the receiver of delivered frames.
     pub fn outlet(&mut self) -> &mut O {
         &mut self.cards.outlet
     }
 
-    /// When [`Channel::advance`] has something to do.
+    /// Returns when [`Channel::advance`] has something to do.
     pub fn next_deadline(&self) -> Instant {
         self.air.next_deadline()
     }

@@ -81,12 +81,12 @@ impl Attendant {
         Ok(())
     }
 
-    /// Whether the robot's program is held.
+    /// Returns whether the robot's program is held.
     pub fn holds(&self) -> bool {
         self.held.is_some()
     }
 
-    /// The robot's program once the interface is there, and not again after that.
+    /// Returns the robot's program once the interface is there, and not again after that.
     ///
     /// # Errors
     /// The companion has failed, or takes too long.
@@ -113,7 +113,7 @@ impl Attendant {
         )))
     }
 
-    /// Whether it is running. If it has failed by itself, remembers how.
+    /// Returns whether it is running. If it has failed by itself, remembers how.
     pub fn runs(&mut self) -> bool {
         let runs = self.program.runs();
         if !runs && !self.asked && self.program.fate.failed() {
@@ -146,7 +146,7 @@ impl Attendant {
         self.program.kill(namespace, self.failure.unwrap_or(why));
     }
 
-    /// How it ended.
+    /// Returns how it ended.
     pub fn fate(&self) -> Fate {
         self.program.fate
     }

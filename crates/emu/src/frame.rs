@@ -22,7 +22,7 @@ const UDP: u8 = 17;
 /// A hardware address.
 pub type Mac = [u8; 6];
 
-/// The address of a station's card: locally administered and readable.
+/// Returns the address of a station's card: locally administered and readable.
 pub fn mac(interface: usize, station: StationId) -> Mac {
     let [high, low] = station.0.to_be_bytes();
     [0x02, b'c', b'o', interface as u8, high, low]
@@ -85,7 +85,7 @@ pub fn read(frame: &[u8], interface: usize, from: StationId, stations: u16) -> O
     })
 }
 
-/// The source port and payload length of the UDP datagram in a frame. `None` if there is no datagram, or only a
+/// Returns the source port and payload length of the UDP datagram in a frame. `None` if there is no datagram, or only a
 /// fragment after the first.
 pub fn datagram(frame: &[u8]) -> Option<(u16, u16)> {
     let packet = frame.get(HEADER_BYTES..)?;
@@ -98,7 +98,7 @@ pub fn datagram(frame: &[u8]) -> Option<(u16, u16)> {
     Some((be16(datagram, 0)?, be16(datagram, 4)?.checked_sub(8)?))
 }
 
-/// The identification and the total length of the IPv4 packet in a frame, a fragment or not.
+/// Returns the identification and the total length of the IPv4 packet in a frame, a fragment or not.
 pub fn packet(frame: &[u8]) -> Option<(u16, u16)> {
     let packet = frame.get(HEADER_BYTES..)?;
     let whole = be16(frame, 12)? == IPV4 && packet.len() >= 20;
@@ -110,7 +110,7 @@ fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The 802.1D user priority of a DSCP: its upper three bits, unless RFC 8325 says otherwise.
+/// Returns the 802.1D user priority of a DSCP: its upper three bits, unless RFC 8325 says otherwise.
 fn user_priority(dscp: u8) -> u8 {
     match dscp {
         // VOICE-ADMIT and EF: telephony. CS6: network control.
@@ -135,8 +135,8 @@ fn category(user_priority: u8) -> AccessCategory {
     }
 }
 
-/// A hash of the fields that distinguish flows. Fragments after the first have no ports, so a fragmented datagram is
-/// hashed by its addresses alone.
+/// Returns a hash of the fields that distinguish flows. Fragments after the first have no ports, so a fragmented
+/// datagram is hashed by its addresses alone.
 fn flow(ethertype: u16, payload: &[u8]) -> u32 {
     let mut hasher = DefaultHasher::new();
     ethertype.hash(&mut hasher);
@@ -162,7 +162,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An IPv4 UDP frame with this DSCP and source port.
+    /// Returns an IPv4 UDP frame with this DSCP and source port.
     pub(crate) fn udp(from: u16, to: Mac, dscp: u8, port: u16, bytes: usize) -> Vec<u8> {
         let mut frame = [to, mac(0, StationId(from))].concat();
         frame.extend(IPV4.to_be_bytes());
@@ -175,7 +175,7 @@ pub(crate) mod tests {
         frame
     }
 
-    /// The frame as an IPv4 packet of this protocol, with its identification and its flags and fragment offset.
+    /// Returns the frame as an IPv4 packet of this protocol, with its identification and its flags and fragment offset.
     pub(crate) fn ipv4(mut frame: Vec<u8>, protocol: u8, identification: u16, fragment: u16) -> Vec<u8> {
         let total = (frame.len() - HEADER_BYTES) as u16;
         frame[16..18].copy_from_slice(&total.to_be_bytes());

@@ -17,14 +17,14 @@ pub fn name(team: &Team, robot: RobotId) -> &str {
         .map_or("", |robot| robot.name.as_str())
 }
 
-/// The numbers of the interfaces that a robot has.
+/// Returns the numbers of the interfaces that a robot has.
 pub fn numbers(team: &Team, robot: RobotId) -> Vec<usize> {
     (0..team.channels().count())
         .filter(|number| team.has_interface(robot, *number))
         .collect()
 }
 
-/// A robot's address on an interface: each interface is a separate network.
+/// Returns a robot's address on an interface: each interface is a separate network.
 fn address(number: usize, robot: RobotId) -> String {
     let [high, low] = (robot.0 + 1).to_be_bytes();
     format!("10.{}.{high}.{low}", 77 + number)
@@ -38,8 +38,8 @@ pub fn interface(number: usize, robot: RobotId) -> Interface {
     }
 }
 
-/// The content of `/etc/hosts` on every robot. A robot's name is its address on wlan0, which all robots have; with an
-/// interface's name appended, as in `rover.wlan1`, it is its address there.
+/// Returns the content of `/etc/hosts` on every robot. A robot's name is its address on wlan0, which all robots have;
+/// with an interface's name appended, as in `rover.wlan1`, it is its address there.
 pub fn hosts(team: &Team) -> String {
     let machine = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut text = String::from("127.0.0.1 localhost\n::1 localhost ip6-localhost\n");
@@ -57,9 +57,9 @@ pub fn hosts(team: &Team) -> String {
     text
 }
 
-/// The addresses of all robots, in the form that Coorp's own programs read. It lists each robot's addresses with their
-/// interfaces, from wlan0 up to the first one it lacks, because a path leads from an interface to the same interface of
-/// another robot.
+/// Returns the addresses of all robots, in the form that Coorp's own programs read. It lists each robot's addresses
+/// with their interfaces, from wlan0 up to the first one it lacks, because a path leads from an interface to the same
+/// interface of another robot.
 fn network(team: &Team) -> String {
     let of = |robot| {
         let places = (0..team.channels().count()).take_while(|number| team.has_interface(robot, *number));
@@ -71,7 +71,7 @@ fn network(team: &Team) -> String {
     robots(team).map(of).collect::<Vec<_>>().join(" ")
 }
 
-/// The environment of a program: its robot, the leader, the team file, its own addresses and everyone's.
+/// Returns the environment of a program: its robot, the leader, the team file, its own addresses and everyone's.
 pub fn environment(team: &Team, robot: RobotId, team_file: &Path) -> Vec<(String, OsString)> {
     let file = fs::canonicalize(team_file).unwrap_or_else(|_| team_file.to_path_buf());
     let addresses: Vec<String> = numbers(team, robot)

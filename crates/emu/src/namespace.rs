@@ -108,8 +108,8 @@ fn hold(own: u32) -> io::Result<File> {
     }
 }
 
-/// Whether the emulator with this process id is alive, and thus holds its lock. A different process that has reused the
-/// id does not.
+/// Returns whether the emulator with this process id is alive, and thus holds its lock. A different process that has
+/// reused the id does not.
 fn lives(process: u32) -> bool {
     File::open(lock_path(process)).is_ok_and(|lock| !free(&lock))
 }
@@ -137,7 +137,7 @@ fn forget_dead_locks(own: u32) {
     }
 }
 
-/// All namespaces of emulators, including partially created ones, with the processes that created them.
+/// Returns all namespaces of emulators, including partially created ones, with the processes that created them.
 fn named() -> Vec<(String, u32)> {
     let folders = [NAMES, ETC].map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
     let names: BTreeSet<String> = folders
@@ -220,7 +220,7 @@ impl Namespace {
         Ok(cards)
     }
 
-    /// Its name for `ip netns exec`.
+    /// Returns the name for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -250,7 +250,7 @@ impl Namespace {
         worked.map_err(|_| io::Error::other("the thread in the namespace panicked"))?
     }
 
-    /// The kernel's table of its interfaces.
+    /// Returns the kernel's table of its interfaces.
     fn interfaces(&self) -> String {
         let read = || fs::read_to_string("/proc/thread-self/net/dev");
         self.inside(read).and_then(|table| table).unwrap_or_default()
@@ -261,7 +261,7 @@ impl Namespace {
         transmit_drops(&self.interfaces())
     }
 
-    /// Whether it has an interface of this name.
+    /// Returns whether it has an interface of this name.
     pub fn has(&self, interface: &str) -> bool {
         let names = self.interfaces();
         let mut names = names.lines().filter_map(|line| line.split_once(':'));
@@ -295,7 +295,7 @@ impl Namespace {
     }
 }
 
-/// The column `drop` of `Transmit`, summed over all interfaces except the loopback.
+/// Returns the column `drop` of `Transmit`, summed over all interfaces except the loopback.
 fn transmit_drops(table: &str) -> u64 {
     let of_line = |line: &str| {
         let (name, numbers) = line.split_once(':')?;

@@ -160,7 +160,7 @@ mod tests {
         stream
     }
 
-    /// The next record.
+    /// Returns the next record.
     fn record(stream: &mut UnixStream) -> (u16, u16) {
         let mut read = [0; RECORD_BYTES];
         stream.read_exact(&mut read).unwrap();

@@ -74,7 +74,7 @@ impl Program {
         Ok(())
     }
 
-    /// Whether it is running. If it ended by itself, records how.
+    /// Returns whether it is running. If it ended by itself, records how.
     pub fn runs(&mut self) -> bool {
         let Some(child) = &mut self.child else { return false };
         match child.try_wait() {
@@ -146,7 +146,7 @@ fn copy_lines(mut from: impl BufRead, mut to: impl FnMut(&[u8])) {
     }
 }
 
-/// Whether the program at the start of a command line exists and is executable.
+/// Returns whether the program at the start of a command line exists and is executable.
 pub fn exists(program: &Path) -> bool {
     let runnable = |path: &Path| {
         use std::os::unix::fs::PermissionsExt;

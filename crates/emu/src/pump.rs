@@ -48,12 +48,12 @@ const OUT_QUEUE: u64 = 1 << 63;
 pub struct Clock(time::Instant);
 
 impl Clock {
-    /// A clock that starts now.
+    /// Returns a clock that starts now.
     pub fn start() -> Self {
         Clock(time::Instant::now())
     }
 
-    /// The current time.
+    /// Returns the current time.
     pub fn now(self) -> Instant {
         self.at(time::Instant::now())
     }
@@ -297,12 +297,12 @@ impl Pump {
         self.handle.0.stop.load(Ordering::Acquire)
     }
 
-    /// The script's time at this time of the air.
+    /// Returns the script's time at this time of the air.
     fn in_script(&self, at: Instant) -> Instant {
         Instant::ZERO + self.script_start.map_or(Duration::ZERO, |start| at.since(start))
     }
 
-    /// The air's time at this time of the script; `None` before the script has begun.
+    /// Returns the air's time at this time of the script; `None` before the script has begun.
     fn on_air(&self, script: Option<Instant>) -> Option<Instant> {
         Some(self.script_start? + script?.since(Instant::ZERO))
     }

@@ -10,7 +10,7 @@ pub use crate::timing::{Timing, P99_MAX};
 /// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Its duration in seconds.
+    /// The duration in seconds.
     pub seconds: f64,
     /// What ended it.
     pub ended: Ended,
@@ -41,7 +41,7 @@ pub enum Ended {
 /// One robot's program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Robot {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// How its program ended; the last one if it was started more than once.
     pub program: Fate,
@@ -70,7 +70,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Whether the program failed.
+    /// Returns whether the program failed.
     pub fn failed(self) -> bool {
         matches!(self, Fate::Exit(1..) | Fate::Exit(..=-1) | Fate::Signal(_))
     }
@@ -99,13 +99,13 @@ pub struct Interface {
 }
 
 impl Report {
-    /// Whether a program or a companion failed.
+    /// Returns whether a program or a companion failed.
     pub fn failed(&self) -> bool {
         let failed = |robot: &Robot| robot.program.failed() || robot.companion.failed();
         self.robots.iter().any(failed)
     }
 
-    /// The report as lines of text.
+    /// Returns the report as lines of text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let mut line = |line: fmt::Arguments<'_>| {
@@ -171,7 +171,7 @@ impl Report {
     }
 }
 
-/// The access categories in which anything was sent.
+/// Returns the access categories in which anything was sent.
 fn categories(sent: ByCategory) -> String {
     let ByCategory {
         voice,

@@ -25,7 +25,7 @@ fn shell(script: &str) -> Vec<OsString> {
     ["sh", "-c", script].map(OsString::from).to_vec()
 }
 
-/// The outcome of a run with these scripts as the programs and the companions, and all lines of output.
+/// Returns the outcome of a run with these scripts as the programs and the companions, and all lines of output.
 fn run(more: &str, program: &str, companion: Option<&str>) -> (Result<Report, Error>, Vec<String>) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let team = coorp_team::parse(&format!("{ROBOTS}{more}"), "team.toml", Path::new("")).unwrap();

@@ -7,7 +7,7 @@ use std::fs::read_to_string;
 /// What is left to everybody else.
 const RESERVE_BYTES: u64 = 64 << 20;
 
-/// Bytes that can be allocated now, as far as the system tells.
+/// Returns the bytes that can be allocated now, as far as the system tells.
 pub(crate) fn available_bytes() -> u64 {
     let machine = read_to_string("/proc/meminfo")
         .ok()
@@ -31,7 +31,8 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// What the control group leaves (cgroup v2), if it has a limit. Memory that the kernel can take back counts as free.
+/// Returns what the control group leaves (cgroup v2), if it has a limit. Memory that the kernel can take back counts as
+/// free.
 fn group_bytes(cgroup: &str) -> Option<u64> {
     let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
     let read = |file| read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok();

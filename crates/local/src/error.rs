@@ -20,7 +20,7 @@ pub enum Error {
     Setting {
         /// The option's name.
         setting: &'static str,
-        /// Its value.
+        /// The value.
         value: u64,
         /// The smallest and the largest value allowed.
         allowed: (u64, u64),
@@ -144,7 +144,7 @@ impl Error {
         }
     }
 
-    /// The same error, with a name for the channel that a person knows.
+    /// Returns the same error, with a name for the channel that a person knows.
     #[must_use]
     pub fn on_channel(mut self, name: &str) -> Self {
         if let Self::Full { channel, .. } | Self::Deadline { channel, .. } | Self::Corrupt { channel, .. } = &mut self {

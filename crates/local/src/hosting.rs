@@ -47,7 +47,7 @@ impl Hosting {
         self.listener.as_fd()
     }
 
-    /// Every descriptor that tells about a member.
+    /// Returns every descriptor that tells about a member.
     pub fn descriptors(&self) -> impl Iterator<Item = (Member, BorrowedFd<'_>, bool)> {
         self.connections.iter().flat_map(|(&member, connection)| {
             let death = connection.death.as_ref().map(|death| (member, death.as_fd(), true));

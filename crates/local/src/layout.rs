@@ -85,13 +85,13 @@ impl Shape {
         (magic == MAGIC && parts <= PARTS_MAX && header <= HEADER_BYTES_MAX).then_some(Self { header, parts })
     }
 
-    /// Where the header lies.
+    /// Returns where the header lies.
     #[inline]
     pub fn header(self) -> (usize, usize) {
         (FIXED_BYTES + self.parts * PART_BYTES, self.header)
     }
 
-    /// Where a part lies, by the table in the payload's first bytes.
+    /// Returns where a part lies, by the table in the payload's first bytes.
     #[inline]
     pub fn part(self, table: &[u8], index: usize) -> Option<(usize, usize)> {
         if index >= self.parts {
@@ -113,7 +113,7 @@ pub(crate) fn check(view: &View, offset: usize) -> Option<Shape> {
         .then_some(shape)
 }
 
-/// A part of the payload at `offset`.
+/// Returns a part of the payload at `offset`.
 #[inline]
 pub(crate) fn part(view: &View, offset: usize, shape: Shape, index: usize) -> Option<&[u8]> {
     let table = view.bytes(offset, shape.header().0)?;

@@ -120,7 +120,7 @@ impl Arena {
         })
     }
 
-    /// A descriptor for readers, by which the memory cannot be mapped for writing.
+    /// Returns a descriptor for readers, by which the memory cannot be mapped for writing.
     pub fn read_only(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.memory.as_raw_fd());
@@ -138,7 +138,7 @@ impl Arena {
         Ok(fs::fallocate(&self.memory, flags, offset as u64, bytes as u64)?)
     }
 
-    /// The bytes of a claim. They hold what an earlier payload left there.
+    /// Returns the bytes of a claim. They hold what an earlier payload left there.
     pub fn bytes_mut<'a>(&'a self, claim: &'a mut Claim) -> &'a mut [u8] {
         let (start, length) = (claim.start(), claim.len());
         assert!(
@@ -151,7 +151,7 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(start), length) }
     }
 
-    /// The bytes of a payload that this process keeps after it was sent, if they lie within the memory.
+    /// Returns the bytes of a payload that this process keeps after it was sent, if they lie within the memory.
     #[inline]
     pub fn bytes(&self, start: usize, length: usize) -> Option<&[u8]> {
         if start.checked_add(length)? > self.map.len() {
@@ -180,7 +180,7 @@ impl View {
         Ok(Self { map })
     }
 
-    /// The bytes of a payload that this reader holds, if they lie within the memory.
+    /// Returns the bytes of a payload that this reader holds, if they lie within the memory.
     #[inline]
     pub fn bytes(&self, start: usize, length: usize) -> Option<&[u8]> {
         if start.checked_add(length)? > self.map.len() {

@@ -93,7 +93,7 @@ impl Reader {
         self.queued[(position % self.queued.len() as u64) as usize]
     }
 
-    /// The number of the oldest payload that the reader has not taken yet.
+    /// Returns the number of the oldest payload that the reader has not taken yet.
     fn oldest(&self) -> Option<u64> {
         let head = self.ring.head();
         let slot = (head < self.tail).then(|| self.queued_at(head))?;
@@ -162,7 +162,7 @@ impl Outbox {
         self.readers.len()
     }
 
-    /// How many queued payloads were dropped, each for one reader.
+    /// Returns how many queued payloads were dropped, each for one reader.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -249,7 +249,7 @@ impl Outbox {
         std::mem::take(&mut self.waits)
     }
 
-    /// Whether nobody can write to a payload any more that this process keeps.
+    /// Returns whether nobody can write to a payload any more that this process keeps.
     pub fn is_final(&mut self, chunk: ChunkId) -> bool {
         self.chunk_mut(chunk.0).claim.is_some()
     }

@@ -34,7 +34,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// All of `first..end` is free. `first` must have the largest alignment that will be claimed.
+    /// Returns all of `first..end` is free. `first` must have the largest alignment that will be claimed.
     pub fn new(first: usize, end: usize) -> Self {
         assert!(first < end, "an arena of {first}..{end}");
         Self {
@@ -81,12 +81,12 @@ impl Ranges {
         self.free.insert(start, length);
     }
 
-    /// Bytes claimed, with what alignment added.
+    /// Returns the bytes claimed, with what alignment added.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Whether the range is one of these, and not of another allocator's.
+    /// Returns whether the range is one of these, and not of another allocator's.
     pub fn owns(&self, claim: &Claim) -> bool {
         (self.first..self.end).contains(&claim.start)
     }

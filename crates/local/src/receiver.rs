@@ -209,7 +209,7 @@ impl Receiver {
         Ok(None)
     }
 
-    /// Whether there is a payload to receive.
+    /// Returns whether there is a payload to receive.
     #[inline]
     pub fn has_payload(&mut self) -> bool {
         self.look_for_changes();
@@ -231,7 +231,7 @@ impl Receiver {
         }
     }
 
-    /// How many senders there are.
+    /// Returns how many senders there are.
     pub fn senders(&self) -> usize {
         lock(&self.incoming.sources)
             .iter()
@@ -395,28 +395,28 @@ fn first_ready(receivers: &mut [&mut Receiver]) -> Option<usize> {
 }
 
 impl Payload {
-    /// The header.
+    /// Returns the header.
     pub fn header(&self) -> &[u8] {
         let (start, length) = self.shape.header();
         self.source.view.bytes(self.offset + start, length).unwrap_or_default()
     }
 
-    /// How many parts it has.
+    /// Returns how many parts it has.
     pub fn len(&self) -> usize {
         self.shape.parts
     }
 
-    /// Whether it has no parts.
+    /// Returns whether it has no parts.
     pub fn is_empty(&self) -> bool {
         self.shape.parts == 0
     }
 
-    /// A part, if there are as many.
+    /// Returns a part, if there are as many.
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         layout::part(&self.source.view, self.offset, self.shape, index)
     }
 
-    /// All parts.
+    /// Returns all parts.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.len()).filter_map(|index| self.part(index))
     }

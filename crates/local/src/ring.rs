@@ -108,13 +108,13 @@ impl Ring {
         Self::first_entry(self.slots) + (position % self.queue as u64) as usize
     }
 
-    /// The number of the position's lap, never 0 in the first one, when the queue is all zeros.
+    /// Returns the number of the position's lap, never 0 in the first one, when the queue is all zeros.
     #[inline]
     fn lap(&self, position: u64) -> u64 {
         (position / self.queue as u64 + 1) & LAP_MASK
     }
 
-    /// How many entries were taken, by either side.
+    /// Returns how many entries were taken, by either side.
     #[inline]
     pub fn head(&self) -> u64 {
         self.words.at(HEAD).load(Acquire)
@@ -129,7 +129,7 @@ impl Ring {
         self.words.at(self.entry(position)).store(word, SeqCst);
     }
 
-    /// Whether the receiver sleeps and is to be woken. Whoever asks must do it.
+    /// Returns whether the receiver sleeps and is to be woken. Whoever asks must do it.
     #[inline]
     pub fn must_wake_receiver(&self) -> bool {
         let sleeps = self.words.at(RECEIVER_SLEEPS);
@@ -150,7 +150,7 @@ impl Ring {
         self.words.at(SENDER_WAITS).store(1, SeqCst);
     }
 
-    /// Whether there is an entry to take.
+    /// Returns whether there is an entry to take.
     #[inline]
     pub fn has_entry(&self) -> bool {
         let position = self.head();

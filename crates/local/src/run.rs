@@ -79,7 +79,7 @@ pub enum Input<'a, T> {
 /// A value that came after its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Its input.
+    /// The input.
     pub input: ElementId,
     /// The tag that was meant.
     pub meant: Tag,
@@ -95,7 +95,7 @@ pub type Recorded<T> = (Tag, ElementId, Option<T>);
 /// What a reaction did.
 #[derive(Debug)]
 pub struct Ran<T> {
-    /// Its effects.
+    /// The effects.
     pub effects: Effects<T>,
     /// When it began, on the program's clock.
     pub began: Instant,
@@ -105,7 +105,7 @@ pub struct Ran<T> {
 
 /// What the reactions of a level can read.
 pub trait Inputs<T> {
-    /// The port or action, if it is present.
+    /// Returns the port or action, if it is present.
     fn get(&self, element: ElementId) -> Option<Input<'_, T>>;
 
     /// Of a late value that is present, the tag that was meant. `None` in a replay.

@@ -247,7 +247,7 @@ impl Sender {
         }
     }
 
-    /// Whether a loan is of this sender.
+    /// Returns whether a loan is of this sender.
     pub fn has_loaned(&self, loan: &Loan) -> bool {
         Arc::ptr_eq(&loan.outgoing, &self.outgoing)
     }
@@ -280,7 +280,7 @@ impl Sender {
         lock(&self.outgoing.outbox).wake();
     }
 
-    /// How many readers there are.
+    /// Returns how many readers there are.
     pub fn readers(&self) -> usize {
         lock(&self.outgoing.outbox).readers()
     }
@@ -290,19 +290,19 @@ impl Sender {
         self.core.wait_until(after(timeout), || self.readers() >= readers)
     }
 
-    /// Bytes that are loaned, queued, held by readers or kept now.
+    /// Returns the bytes that are loaned, queued, held by readers or kept now.
     pub fn used_bytes(&self) -> usize {
         let mut outbox = lock(&self.outgoing.outbox);
         self.cut_off(outbox.reclaim());
         outbox.used_bytes()
     }
 
-    /// Bytes of large payloads' memory that the kernel has allocated, in use or idle.
+    /// Returns the bytes of large payloads' memory that the kernel has allocated, in use or idle.
     pub fn committed_bytes(&self) -> usize {
         lock(&self.outgoing.outbox).committed_bytes()
     }
 
-    /// How many queued payloads [`WhenFull::DropOldest`] has dropped, counted per reader.
+    /// Returns how many queued payloads [`WhenFull::DropOldest`] has dropped, counted per reader.
     pub fn dropped(&self) -> u64 {
         lock(&self.outgoing.outbox).dropped()
     }
@@ -400,14 +400,14 @@ impl Loan {
         layout::truncate_header(self.payload(), bytes);
     }
 
-    /// The bytes of the header.
+    /// Returns the bytes of the header.
     pub fn header_mut(&mut self) -> &mut [u8] {
         let payload = self.payload();
         let (start, length) = shape(payload).header();
         &mut payload[start..start + length]
     }
 
-    /// The bytes of a part.
+    /// Returns the bytes of a part.
     ///
     /// # Panics
     ///
@@ -420,7 +420,7 @@ impl Loan {
         &mut payload[start..start + length]
     }
 
-    /// The bytes of all parts.
+    /// Returns the bytes of all parts.
     pub fn parts_mut(&mut self) -> Vec<&mut [u8]> {
         let mut rest = self.payload();
         let (shape, mut begin) = (shape(rest), 0);
@@ -452,14 +452,14 @@ impl Drop for Loan {
 }
 
 impl Kept {
-    /// The header, once the loan was sent or dropped.
+    /// Returns the header, once the loan was sent or dropped.
     pub fn header(&self) -> Option<&[u8]> {
         let payload = self.payload()?;
         let (start, length) = shape(payload).header();
         Some(&payload[start..start + length])
     }
 
-    /// A part, if there are as many, once the loan was sent or dropped.
+    /// Returns a part, if there are as many, once the loan was sent or dropped.
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         let payload = self.payload()?;
         let (start, length) = shape(payload).part(payload, index)?;

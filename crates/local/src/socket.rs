@@ -55,14 +55,14 @@ pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
 }
 
-/// The process and user at the other end of a connection.
+/// Returns the process and user at the other end of a connection.
 pub(crate) fn peer(socket: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
     let peer = net::sockopt::socket_peercred(socket)?;
     Ok((peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()))
 }
 
-/// A descriptor that becomes readable when this process ends, even if a child that it forked still has its sockets. `None`
-/// on kernels before 5.3, where the sockets alone must do.
+/// Returns a descriptor that becomes readable when this process ends, even if a child that it forked still has its
+/// sockets. `None` on kernels before 5.3, where the sockets alone must do.
 pub(crate) fn own_death() -> Option<OwnedFd> {
     pidfd_open(getpid(), PidfdFlags::empty()).ok()
 }

@@ -34,7 +34,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// A store that holds up to `bytes` of large payloads.
+    /// Returns a store that holds up to `bytes` of large payloads.
     pub fn new(name: &str, bytes: usize, idle_bytes_max: usize) -> Result<Self, Error> {
         let large = bytes.next_multiple_of(BLOCK_BYTES);
         let arena = Arena::reserve(name, EAGER_AREA_BYTES + large).map_err(|error| Error::memory(bytes, error))?;
@@ -81,12 +81,12 @@ impl Store {
         }
     }
 
-    /// Bytes that payloads and loans occupy.
+    /// Returns the bytes that payloads and loans occupy.
     pub fn used_bytes(&self) -> usize {
         self.eager.used() + self.large.used()
     }
 
-    /// Bytes of large payloads' memory that the kernel has allocated.
+    /// Returns the bytes of large payloads' memory that the kernel has allocated.
     pub fn committed_bytes(&self) -> usize {
         self.committed.iter().filter(|&&committed| committed).count() * BLOCK_BYTES
     }

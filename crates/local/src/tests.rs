@@ -76,7 +76,7 @@ impl Impostor {
     }
 }
 
-/// Whether the other end closes the socket.
+/// Returns whether the other end closes the socket.
 fn is_closed(socket: &OwnedFd) -> bool {
     let deadline = Instant::now() + PATIENCE;
     while wait_any(&[socket.as_fd()], Some(deadline)).unwrap().is_some() {

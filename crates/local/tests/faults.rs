@@ -312,7 +312,7 @@ impl Process {
     }
 }
 
-/// What the system has of a domain: mappings and sockets of any process, files of any name.
+/// Returns what the system has of a domain: mappings and sockets of any process, files of any name.
 fn traces(domain: &str) -> Vec<String> {
     let mut traces = Vec::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -332,7 +332,7 @@ fn traces(domain: &str) -> Vec<String> {
     traces
 }
 
-/// A name that no other run of these tests has.
+/// Returns a name that no other run of these tests has.
 fn domain_name(test: &str, run: u64) -> String {
     format!("fault-{}-{test}-{run}", std::process::id())
 }

@@ -78,7 +78,7 @@ struct Host {
     seen: [(u64, u64); 2],
 }
 
-/// A value: its number, and bytes that follow from it. Every third is small.
+/// Returns a value: its number, and bytes that follow from it. Every third is small.
 fn value(number: u64) -> Arc<Vec<u8>> {
     let length = if number % 3 == 0 {
         1000
@@ -93,7 +93,7 @@ fn value(number: u64) -> Arc<Vec<u8>> {
     Arc::new(bytes)
 }
 
-/// The number of a value that is as it was sent.
+/// Returns the number of a value that is as it was sent.
 fn checked(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(bytes == value(number).as_slice(), "a torn value");

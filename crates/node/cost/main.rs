@@ -98,7 +98,7 @@ impl Row {
     }
 }
 
-/// The order in which `n` contenders have their turns in a round.
+/// Returns the order in which `n` contenders have their turns in a round.
 fn turns(n: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..n).map(move |turn| (turn + round) % n)
 }

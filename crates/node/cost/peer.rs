@@ -127,7 +127,7 @@ pub fn be(role: &str) -> Outcome<()> {
     }
 }
 
-/// A clock's time in nanoseconds. The monotonic one all processes share.
+/// Returns a clock's time in nanoseconds. The monotonic one all processes share.
 pub fn nanos(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

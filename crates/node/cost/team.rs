@@ -39,13 +39,13 @@ impl Team {
         Ok(Team { folder, file })
     }
 
-    /// Both robots, of which the second one sends, once the first one leads. What comes is kept below `base`, or
-    /// below the team's folder.
+    /// Returns both robots, of which the second one sends, once the first one leads. What comes is kept below `base`,
+    /// or below the team's folder.
     pub fn robots(&self, base: Option<&Path>) -> Outcome<[Peer; 2]> {
         self.start(base, false)
     }
 
-    /// The same as agents, which have to live on, and a guest of each.
+    /// Returns the same as agents, which have to live on, and a guest of each.
     pub fn guests(&self) -> Outcome<([Peer; 2], [Peer; 2])> {
         let agents = self.start(None, true)?;
         let guest = |name: &str| self.robot(name, None, false);
@@ -80,7 +80,7 @@ impl Team {
         }
     }
 
-    /// A folder in it, made.
+    /// Returns a folder in it, made.
     pub fn folder(&self, name: &str) -> Outcome<PathBuf> {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder)?;
@@ -94,7 +94,7 @@ impl Drop for Team {
     }
 }
 
-/// The first of so many ports that are free now, and that were not asked for before.
+/// Returns the first of so many ports that are free now, and that were not asked for before.
 pub fn free_ports(count: u16) -> Outcome<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let own = 14_000 + (std::process::id() % 64) as u16 * 256;

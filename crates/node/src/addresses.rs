@@ -24,7 +24,7 @@ impl Addresses {
         })
     }
 
-    /// The address of a robot on a path, as far as it is known.
+    /// Returns the address of a robot on a path, as far as it is known.
     pub fn known(&self, robot: RobotId, path: usize) -> Option<IpAddr> {
         let given = self.given.get(usize::from(robot.0))?.get(path).copied();
         given.or_else(|| lock(&self.seen).get(&(robot, path)).copied())

@@ -46,12 +46,12 @@ impl Agent {
         self.robot.round(|action| self.act(action))
     }
 
-    /// What protects this machine's other programs.
+    /// Returns what protects this machine's other programs.
     pub fn protection(&self) -> Option<Arc<Protection>> {
         lock(&self.protection).clone()
     }
 
-    /// The robot that a bulk message goes to: the one with a name, or `leader`.
+    /// Returns the robot that a bulk message goes to: the one with a name, or `leader`.
     pub fn bulk_to(&self, to: &str) -> Result<RobotId, Error> {
         let team = &self.member.team;
         let (robot, own) = match team.robot_named(to) {
@@ -85,7 +85,7 @@ impl Agent {
         self.links.close();
     }
 
-    /// The robot's current status.
+    /// Returns the robot's current status.
     pub fn status(&self) -> Status {
         let member = &self.member;
         let mut alive: Vec<u16> = lock(&self.presence).robots().map(|robot| robot.0).collect();
@@ -137,7 +137,7 @@ impl Agent {
     }
 }
 
-/// A window seen from now, in microseconds; `None` once it is over.
+/// Returns a window seen from now, in microseconds; `None` once it is over.
 fn relative(window: Window, now: Instant) -> Option<(i64, u64)> {
     let micros = |span: Duration| span.as_nanos() / 1_000;
     let start = i64::try_from(micros(window.start.since(now))).unwrap_or(i64::MAX);

@@ -37,7 +37,7 @@ impl Bell {
         before.is_none_or(|(seen, _)| now.since(seen) >= STANDS)
     }
 
-    /// The robots that two processes run as.
+    /// Returns the robots that two processes run as.
     pub fn twins(&self, now: Instant) -> Vec<Twins> {
         let mut seen = lock(&self.twins_seen);
         seen.retain(|_, (seen, _)| now.since(*seen) < STANDS);
@@ -53,7 +53,7 @@ impl Bell {
         self.leader_changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The alarms that stand now.
+    /// Returns the alarms that stand now.
     pub fn standing(&self, now: Instant) -> Vec<Alarm> {
         lock(&self.alarms).standing(now)
     }

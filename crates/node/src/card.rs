@@ -39,13 +39,13 @@ const TUN: &str = "tun";
 /// The longest interface name, including its final zero.
 const NAME_BYTES: usize = libc::IFNAMSIZ;
 
-/// Why requesting transmit status from this driver is known to be harmless; `None` if it is not.
+/// Returns why requesting transmit status from this driver is known to be harmless; `None` if it is not.
 pub fn status_is_harmless(driver: &str) -> Option<&'static str> {
     let known = STATUS_IS_HARMLESS.iter().find(|(name, _)| *name == driver);
     known.map(|(_, why)| *why)
 }
 
-/// The source of completions over an interface with this driver. `None`: the driver has no name.
+/// Returns the source of completions over an interface with this driver. `None`: the driver has no name.
 pub fn source(driver: Option<&str>) -> Completions {
     match driver {
         Some(TUN) => Completions::Acknowledgements,
@@ -54,7 +54,7 @@ pub fn source(driver: Option<&str>) -> Completions {
     }
 }
 
-/// The name of an interface's driver, from ethtool. `None` for loopback and for interfaces that do not exist.
+/// Returns the name of an interface's driver, from ethtool. `None` for loopback and for interfaces that do not exist.
 #[allow(unsafe_code)]
 pub fn driver(interface: &str) -> Option<String> {
     /// `struct ethtool_drvinfo` of linux/ethtool.h, which libc lacks.

@@ -22,7 +22,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// A clock that starts now.
+    /// Returns a clock that starts now.
     pub fn start(ground: &Arc<dyn Ground>) -> Self {
         Clock {
             ground: ground.clone(),
@@ -30,12 +30,12 @@ impl Clock {
         }
     }
 
-    /// Its start, since the ground's.
+    /// Returns the start, since the ground's.
     pub fn started(&self) -> Duration {
         self.started
     }
 
-    /// The time since its start, including sleep.
+    /// Returns the time since its start, including sleep.
     pub fn elapsed(&self) -> Duration {
         self.ground.now().saturating_sub(self.started)
     }
@@ -48,7 +48,7 @@ impl Clock {
     }
 }
 
-/// The times of two clocks that were read most closely together.
+/// Returns the times of two clocks that were read most closely together.
 fn moment<T>(one: impl Fn() -> Duration, other: impl Fn() -> T) -> (Duration, T) {
     let read = |_| {
         let (before, other) = (one(), other());
@@ -61,7 +61,7 @@ fn moment<T>(one: impl Fn() -> Duration, other: impl Fn() -> T) -> (Duration, T)
     (one, other)
 }
 
-/// The time since this machine's start, including sleep.
+/// Returns the time since this machine's start, including sleep.
 pub(crate) fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));

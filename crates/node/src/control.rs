@@ -119,7 +119,7 @@ impl Control {
         });
     }
 
-    /// The other robots that subscribe to a topic.
+    /// Returns the other robots that subscribe to a topic.
     fn subscribers(&self, topic: &str) -> Vec<RobotId> {
         let mut subscribers = lock(&self.subscriptions).subscribers(topic, self.robot.now());
         subscribers.retain(|robot| *robot != self.member.me);
@@ -174,7 +174,7 @@ impl Control {
         lock(&self.subscribed).clone()
     }
 
-    /// The topics that this robot subscribes to.
+    /// Returns the topics that this robot subscribes to.
     pub fn subscribed_topics(&self) -> Vec<String> {
         let subscribed = lock(&self.subscribed);
         let topics: BTreeSet<&str> = subscribed.iter().map(|inbox| inbox.topic.as_str()).collect();
@@ -348,13 +348,13 @@ pub struct Message {
     pub path: usize,
     /// When it arrived, on this robot's clock.
     pub arrived_at: Instant,
-    /// Its age when it was taken, if both ends know the leader's clock.
+    /// The age when it was taken, if both ends know the leader's clock.
     pub age: Option<Age>,
     pub(crate) payload: Bytes,
 }
 
 impl Message {
-    /// Its content.
+    /// Returns the content.
     pub fn bytes(&self) -> &[u8] {
         &self.payload
     }

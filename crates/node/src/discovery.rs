@@ -73,7 +73,7 @@ pub enum Order {
         robot: RobotId,
         /// The path to use.
         path: PathId,
-        /// Its address; the port is in the team file.
+        /// The address; the port is in the team file.
         address: IpAddr,
     },
     /// Abandon an attempt.
@@ -192,7 +192,7 @@ impl Finder {
         })
     }
 
-    /// The next order; waits until there is one.
+    /// Returns the next order; waits until there is one.
     pub async fn next(&self) -> Order {
         loop {
             let ordered = self.shared.ordered.notified();
@@ -221,7 +221,7 @@ impl Finder {
         self.shared.tell(|decisions, now| decisions.on_lost(robot, path, now));
     }
 
-    /// What was heard, tried and refused so far.
+    /// Returns what was heard, tried and refused so far.
     pub fn counts(&self) -> Counts {
         lock(&self.shared.inner).decisions.counts().clone()
     }
@@ -241,7 +241,7 @@ impl Drop for Finder {
     }
 }
 
-/// Each other robot on each path that it has.
+/// Returns each other robot on each path that it has.
 fn targets(team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Target> {
     let others = (0u16..)
         .map(RobotId)
@@ -362,7 +362,7 @@ impl Post {
         })
     }
 
-    /// When it has something to say.
+    /// Returns when it has something to say.
     fn due(&self) -> Option<Instant> {
         self.announcements.front().copied().into_iter().chain(self.answer).min()
     }
@@ -559,7 +559,7 @@ impl Listener {
         }
     }
 
-    /// When something is due here.
+    /// Returns when something is due here.
     fn next(&self) -> Option<Instant> {
         let posts = self.posts.iter().filter_map(Post::due);
         let look = self.looks.then_some(self.look_at);
@@ -567,7 +567,7 @@ impl Listener {
         posts.chain(look).chain(window).min()
     }
 
-    /// Whether more may be read now.
+    /// Returns whether more may be read now.
     fn may_read(&mut self, now: Instant) -> bool {
         if now.since(self.window) >= WINDOW {
             (self.window, self.read) = (now, 0);
@@ -602,7 +602,7 @@ impl Listener {
     }
 }
 
-/// The same robots, in turn from another one on, because not all fit into a question.
+/// Returns the same robots, in turn from another one on, because not all fit into a question.
 fn turned(mut robots: Vec<RobotId>, now: Instant) -> Vec<RobotId> {
     let places = robots.len().max(1) as u64;
     robots.rotate_left((now.as_nanos() / 1_000 % places) as usize);

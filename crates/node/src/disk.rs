@@ -48,7 +48,7 @@ impl Space {
         }
     }
 
-    /// What may be written without touching the reserve.
+    /// Returns what may be written without touching the reserve.
     pub fn usable(self) -> u64 {
         self.free.saturating_sub(self.reserve)
     }
@@ -61,7 +61,7 @@ impl Space {
         Ok(())
     }
 
-    /// The error of a write that would touch the reserve.
+    /// Returns the error of a write that would touch the reserve.
     pub fn short(self) -> io::Error {
         let (free, reserve) = (megabytes(self.free), megabytes(self.reserve));
         io::Error::new(
@@ -164,7 +164,7 @@ impl Drop for Claim {
     }
 }
 
-/// Bytes for people: `12.3 MB`.
+/// Returns the bytes for people: `12.3 MB`.
 pub(crate) fn megabytes(bytes: u64) -> String {
     let tenths = bytes / 100_000;
     format!("{}.{} MB", tenths / 10, tenths % 10)

@@ -77,7 +77,7 @@ impl Error {
         !failed && !matches!(self, Listen(_) | Recording(_))
     }
 
-    /// An operation that failed on a path.
+    /// Returns an operation that failed on a path.
     pub(crate) fn at(what: &str, path: &Path, error: io::Error) -> Self {
         Error::File(format!("cannot {what} {}", path.display()), error)
     }

@@ -28,7 +28,7 @@ pub fn file_name(name: &str) -> String {
     packed
 }
 
-/// The name that [`file_name`] turned into this; `None` if it turns none into it.
+/// Returns the name that [`file_name`] turned into this; `None` if it turns none into it.
 pub(crate) fn name_in(file: &str) -> Option<String> {
     let Some(packed) = file.strip_prefix(MARK) else {
         return Some(file.to_owned());

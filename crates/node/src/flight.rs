@@ -80,9 +80,9 @@ pub struct Record {
 /// A file of the recorder.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// Its first block.
+    /// The first block.
     pub header: Header,
-    /// Its records.
+    /// The records.
     pub records: Vec<Record>,
     /// Whether its end is missing because the process was killed while writing.
     pub cut: bool,
@@ -171,7 +171,7 @@ impl Flown {
         answer
     }
 
-    /// Whether the robot may do what it is asked about.
+    /// Returns whether the robot may do what it is asked about.
     pub fn may(&mut self, input: Input, now: Instant) -> bool {
         self.handle(input, now) == Answer::Yes
     }
@@ -349,7 +349,7 @@ fn parse(bytes: &[u8]) -> Result<Segment, String> {
 }
 
 enum Block<'b> {
-    /// Its body, and the bytes after it.
+    /// The body, and the bytes after it.
     Whole(&'b [u8], &'b [u8]),
     Cut,
     Damaged,

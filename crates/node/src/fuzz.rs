@@ -11,7 +11,7 @@ use crate::links::{transport, PROTOCOL};
 use crate::quic::Credentials;
 use crate::Error;
 
-/// Whether a packet that a robot has wrapped goes to the kernel, if these are its address and the receiver's.
+/// Returns whether a packet that a robot has wrapped goes to the kernel, if these are its address and the receiver's.
 pub fn unwraps(packet: &[u8], from: Ipv4Addr, to: Ipv4Addr) -> bool {
     crate::protect::accepted(packet, |address| address == from, |address| address == to).is_ok()
 }

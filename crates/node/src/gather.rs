@@ -83,7 +83,8 @@ impl Gather {
         }
     }
 
-    /// The connected robots, and on how many lists each had no fresh state. Empty while a guest's agent does not run.
+    /// Returns the connected robots, and on how many lists each had no fresh state. Empty while a guest's agent does
+    /// not run.
     pub fn updates(&self) -> Vec<(RobotId, Updates)> {
         match &self.0 {
             By::Robot(own) => lock(&own.shared.state).tracker.robots().collect(),
@@ -144,7 +145,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A list that was made and is taken now, at this time.
+    /// Returns a list that was made and is taken now, at this time.
     pub(crate) fn taken(listed_at: Instant, mut states: Vec<RobotState>, taken_at: Instant) -> Table {
         for state in &mut states {
             state.age = Age::of(&state.stamps, taken_at);
@@ -166,13 +167,13 @@ pub struct RobotState {
     pub stamps: Stamps,
     /// Whether it arrived since the last list; if not, the robot missed its update.
     pub fresh: bool,
-    /// Its age when the list was taken: T4 - T1. `None` before the clocks were compared.
+    /// The age when the list was taken: T4 - T1. `None` before the clocks were compared.
     pub age: Option<Age>,
     pub(crate) payload: Bytes,
 }
 
 impl RobotState {
-    /// Its content.
+    /// Returns the content.
     pub fn bytes(&self) -> &[u8] {
         &self.payload
     }
@@ -369,7 +370,7 @@ impl Gathering {
 }
 
 impl State {
-    /// The time until the tracker's next deadline.
+    /// Returns the time until the tracker's next deadline.
     fn until_due(&self, now: Instant) -> std::time::Duration {
         let due = self.tracker.next_deadline();
         due.map_or(LOOK_UP_EVERY, |due| {
@@ -541,7 +542,7 @@ impl Gatherings {
         }
     }
 
-    /// The topics that this robot gathers, each with its gathering's number.
+    /// Returns the topics that this robot gathers, each with its gathering's number.
     pub fn topics(&self) -> Vec<(String, u32)> {
         let all = lock(&self.by_topic);
         all.values()

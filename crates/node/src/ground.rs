@@ -32,15 +32,15 @@ use crate::Error;
 
 /// A machine, real or simulated.
 pub(crate) trait Ground: fmt::Debug + Send + Sync {
-    /// The time since some moment before the robot's start, which runs on while the machine sleeps.
+    /// Returns the time since some moment before the robot's start, which runs on while the machine sleeps.
     fn now(&self) -> Duration;
-    /// The time since 1970 by the machine's calendar, which may jump.
+    /// Returns the time since 1970 by the machine's calendar, which may jump.
     fn unix(&self) -> StdDuration;
-    /// A number that nobody can foresee.
+    /// Returns a number that nobody can foresee.
     fn random(&self) -> u64;
-    /// The seed of QUIC's randomness, if that is to be repeated.
+    /// Returns the seed of QUIC's randomness, if that is to be repeated.
     fn quic_seed(&self) -> Option<[u8; 32]>;
-    /// The disk of the state folder.
+    /// Returns the disk of the state folder.
     fn disk(&self) -> Arc<dyn Disk>;
     /// Starts threads for tasks; each begins with `first`.
     fn threads(&self, count: usize, name: &str, first: fn()) -> io::Result<Threads>;
@@ -48,18 +48,18 @@ pub(crate) trait Ground: fmt::Debug + Send + Sync {
     fn worker(&self, name: &str, first: fn(), work: Work) -> io::Result<Worker>;
     /// Binds a UDP socket to an address, and to an interface if one is given.
     fn bind(&self, at: SocketAddr, interface: Option<&String>) -> io::Result<Box<dyn Bound>>;
-    /// The MTU of the interface on the way to an address from sockets that are bound so, bytes; `None` if there is no
-    /// way. Sends nothing.
+    /// Returns the MTU of the interface on the way to an address from sockets that are bound so, bytes; `None` if there
+    /// is no way. Sends nothing.
     fn mtu(&self, to: SocketAddr, from: (IpAddr, Option<&String>)) -> Option<u16>;
     /// Checks whether there are the interfaces and addresses that a robot uses for its paths.
     fn check_here(&self, robot: &Robot, paths: usize) -> Result<(), Error>;
-    /// The places at which robots without addresses are looked for.
+    /// Returns the places at which robots without addresses are looked for.
     fn places(&self, team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Place>;
 }
 
 /// A UDP socket that is bound, for one use. The methods must be called where tasks may be started.
 pub(crate) trait Bound: Send {
-    /// Whether it has room for many long datagrams.
+    /// Returns whether it has room for many long datagrams.
     fn is_roomy(&self) -> bool;
     /// As it is.
     fn plain(self: Box<Self>) -> io::Result<Arc<dyn AsyncUdpSocket>>;

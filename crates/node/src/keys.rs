@@ -111,7 +111,7 @@ struct AuthorityKey {
     link: String,
 }
 
-/// The team's authority, where its keys were made.
+/// Returns the team's authority, where its keys were made.
 fn authority_of(folder: &Path) -> Result<AuthorityKey, Error> {
     let (certificate, key) = pair(folder, AUTHORITY);
     let unusable = |path: &Path, error: String| {
@@ -144,7 +144,7 @@ fn certify(folder: &Path, name: &str, authority: &AuthorityKey) -> Result<(), Er
     write_new(&certificate, &(signed.pem() + &authority.link), 0o644)
 }
 
-/// The name in a certificate.
+/// Returns the name in a certificate.
 pub(crate) fn name_in(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
@@ -163,7 +163,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of a robot of the team, or of its [`OPERATOR`].
+    /// Returns the identity of a robot of the team, or of its [`OPERATOR`].
     ///
     /// # Errors
     /// If a file is missing or cannot be read, or others may read the private key or look into the folder.
@@ -229,7 +229,7 @@ fn make_folders(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// A self-signed certificate with a name, and its private key, both DER.
+/// Returns a self-signed certificate with a name, and its private key, both DER.
 pub(crate) fn unsigned(name: &str) -> Result<(CertificateDer<'static>, Vec<u8>), Error> {
     let made = KeyPair::generate().map_err(failed)?;
     let signed = member(name)?.self_signed(&made).map_err(failed)?;
@@ -263,7 +263,7 @@ fn lasting(name: &str) -> CertificateParams {
     params
 }
 
-/// The certificate and the key of a robot or the operator.
+/// Returns the certificate and the key of a robot or the operator.
 fn files(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     if name == OPERATOR {
         pair(folder, "operator")
@@ -314,7 +314,7 @@ pub(crate) mod tests {
         folder
     }
 
-    /// The folder in which a team's keys are made and that of a robot, with the team in each.
+    /// Returns the folder in which a team's keys are made and that of a robot, with the team in each.
     pub fn two_machines(name: &str) -> ([PathBuf; 2], [Team; 2]) {
         let folders = ["here", "there"].map(|place| scratch(&format!("{name}-{place}")));
         let teams = folders.each_ref().map(|folder| team(folder));

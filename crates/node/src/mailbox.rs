@@ -48,7 +48,7 @@ impl<T> Mailbox<T> {
         self.came_async.notify_one();
     }
 
-    /// Whether no message waits.
+    /// Returns whether no message waits.
     pub fn is_empty(&self) -> bool {
         lock(&self.waiting).is_empty()
     }

@@ -48,7 +48,7 @@ impl Member {
             .map_or("", |robot| robot.name.as_str())
     }
 
-    /// The name of one of this robot's paths: its interface, or else its address.
+    /// Returns the name of one of this robot's paths: its interface, or else its address.
     pub fn path_name(&self, path: usize) -> String {
         let robot = &self.team.robots[usize::from(self.me.0)];
         match (robot.interfaces.get(path), robot.addresses.get(path)) {
@@ -58,8 +58,8 @@ impl Member {
         }
     }
 
-    /// The binding of this robot's sockets on a path: its address there, and its interface, because a path must not
-    /// leave through another one.
+    /// Returns the binding of this robot's sockets on a path: its address there, and its interface, because a path must
+    /// not leave through another one.
     pub fn outlet(&self, path: usize) -> (IpAddr, Option<&String>) {
         let robot = &self.team.robots[usize::from(self.me.0)];
         let everywhere = IpAddr::from([0, 0, 0, 0]);
@@ -67,7 +67,7 @@ impl Member {
         (address, robot.interfaces.get(path))
     }
 
-    /// A socket on a path; `what` names its purpose.
+    /// Returns a socket on a path; `what` names its purpose.
     pub fn bind(&self, what: &str, path: usize, port: u16) -> Result<Box<dyn Bound>, Error> {
         let (address, interface) = self.outlet(path);
         let over = interface
@@ -82,7 +82,7 @@ impl Member {
         })
     }
 
-    /// The lengths of datagrams over a path to an address.
+    /// Returns the lengths of datagrams over a path to an address.
     pub fn lengths(&self, path: usize, to: SocketAddr) -> MtuDiscoveryConfig {
         lengths(self.ground.mtu(to, self.outlet(path)))
     }

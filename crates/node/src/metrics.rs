@@ -50,7 +50,7 @@ impl Metrics {
         })
     }
 
-    /// The port that they are served on.
+    /// Returns the port that they are served on.
     pub fn port(&self) -> u16 {
         self.at.port()
     }

@@ -24,7 +24,7 @@ pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     }
 }
 
-/// The source of the robots' addresses.
+/// Returns the source of the robots' addresses.
 fn source() -> &'static str {
     if env::var_os(VARIABLE).is_some() {
         VARIABLE

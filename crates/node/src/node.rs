@@ -117,7 +117,7 @@ impl Node {
         Node::open_on(Arc::new(Linux), options)
     }
 
-    /// The same on any ground.
+    /// Returns the same on any ground.
     pub(crate) fn open_on(ground: Arc<dyn Ground>, options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -221,12 +221,12 @@ impl Node {
         }
     }
 
-    /// Whether this process is a guest of the robot's agent, and not the robot itself.
+    /// Returns whether this process is a guest of the robot's agent, and not the robot itself.
     pub fn is_guest(&self) -> bool {
         matches!(self.0, By::Guest(_))
     }
 
-    /// The robot's parts, if this process is the robot; `what` only the robot itself does.
+    /// Returns the robot's parts, if this process is the robot; `what` only the robot itself does.
     fn own(&self, what: &str) -> Result<&Arc<Agent>, Error> {
         match &self.0 {
             By::Robot(own) => Ok(&own.agent),
@@ -285,7 +285,7 @@ impl Node {
         }))
     }
 
-    /// Whether bulk may be sent now, as far as permits go.
+    /// Returns whether bulk may be sent now, as far as permits go.
     ///
     /// # Errors
     /// If the robot's agent does not answer.
@@ -361,7 +361,7 @@ impl Node {
         Ok(Pulse(self.own("has a pulse")?.robot.clone()))
     }
 
-    /// The robot's current status.
+    /// Returns the robot's current status.
     ///
     /// # Errors
     /// If the robot's agent does not answer.
@@ -372,7 +372,7 @@ impl Node {
         }
     }
 
-    /// Where programs join this process as guests; `None` if they cannot.
+    /// Returns where programs join this process as guests; `None` if they cannot.
     pub fn joined_at(&self) -> Option<&Path> {
         match &self.0 {
             By::Robot(own) => Some(own.guests.as_ref()?.place().path()),

@@ -61,7 +61,7 @@ enum Count {
 }
 
 impl OutQueue {
-    /// The queue of a socket, by the kernel's count or by the emulator's for its port.
+    /// Returns the queue of a socket, by the kernel's count or by the emulator's for its port.
     ///
     /// # Errors
     /// If the kernel does not count.
@@ -78,7 +78,7 @@ impl OutQueue {
         })
     }
 
-    /// A queue by the count of what was freed, for a socket that is not the kernel's.
+    /// Returns a queue by the count of what was freed, for a socket that is not the kernel's.
     pub fn by(freed: Arc<Freed>) -> OutQueue {
         OutQueue {
             count: Count::Emulated { freed, sent: 0 },
@@ -112,12 +112,12 @@ impl OutQueue {
         Ok(self.entered)
     }
 
-    /// The mark that everything has reached once all that was sent so far has left.
+    /// Returns the mark that everything has reached once all that was sent so far has left.
     pub fn entered(&self) -> u64 {
         self.entered
     }
 
-    /// The mark up to which everything has left.
+    /// Returns the mark up to which everything has left.
     pub fn left(&mut self) -> u64 {
         if let Count::Emulated { freed, sent } = &mut self.count {
             // Something that was given up has arrived after all.
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// A queue with the emulator's count, which the test frees by hand.
+    /// Returns a queue with the emulator's count, which the test frees by hand.
     pub fn by_hand() -> (OutQueue, Arc<Freed>) {
         let freed = Arc::new(Freed::default());
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

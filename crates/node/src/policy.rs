@@ -7,13 +7,13 @@ use coorp_core::policy::{Access, Policy};
 
 use crate::Error;
 
-/// The names of the policies that run live.
+/// Returns the names of the policies that run live.
 pub fn live_policies() -> impl Iterator<Item = &'static str> {
     let live = |name: &&str| Policy::named(name).is_some_and(|policy| why_not_live(&policy).is_none());
     Policy::NAMES.into_iter().filter(live)
 }
 
-/// Why a robot on real sockets cannot run a policy; `None` if it can.
+/// Returns why a robot on real sockets cannot run a policy; `None` if it can.
 pub fn why_not_live(policy: &Policy) -> Option<&'static str> {
     if policy.schedwifi.is_some() {
         Some("only the simulator has its windows")
@@ -26,7 +26,7 @@ pub fn why_not_live(policy: &Policy) -> Option<&'static str> {
     }
 }
 
-/// The policy as this robot runs it; the log names what it leaves out.
+/// Returns the policy as this robot runs it; the log names what it leaves out.
 ///
 /// # Errors
 /// If it would run as another policy.

@@ -37,7 +37,7 @@ pub(crate) type Gathers = (String, (u32, u32));
 pub(crate) struct Change {
     /// The robot was not present.
     pub appeared: bool,
-    /// Its earlier process has ended.
+    /// The earlier process has ended.
     pub restarted: bool,
     /// An earlier process still runs.
     pub has_twin: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Change {
 }
 
 impl Presence {
-    /// The robots that are present.
+    /// Returns the robots that are present.
     pub fn robots(&self) -> impl Iterator<Item = RobotId> + '_ {
         self.present.keys().copied()
     }

@@ -81,7 +81,7 @@ const REST: Duration = Duration::from_millis(200);
 /// The work of a lane's thread, as it is named after a panic.
 const CARRIES: &str = "the thread that carries programs' packets";
 
-/// The name of the interface into which programs' packets go that a path carries.
+/// Returns the name of the interface into which programs' packets go that a path carries.
 pub fn protect_interface(path: usize) -> String {
     format!("coorp{path}")
 }
@@ -100,7 +100,7 @@ pub(crate) struct Protection {
 #[derive(Debug)]
 struct Outside {
     wakes: OwnedFd,
-    /// Its flows, as of late.
+    /// The flows, as of late.
     flows: Mutex<Vec<Status>>,
 }
 
@@ -182,7 +182,7 @@ impl Protection {
         self.lanes.iter().for_each(|(outside, _)| outside.wake());
     }
 
-    /// What programs send.
+    /// Returns what programs send.
     pub fn flows(&self) -> Vec<Status> {
         let lanes = self.lanes.iter();
         lanes.flat_map(|(outside, _)| lock(&outside.flows).clone()).collect()
@@ -562,7 +562,8 @@ impl Lane {
         }
     }
 
-    /// The next packet of a class that waits, or the next fragment of one, or the next segments, so many at most.
+    /// Returns the next packet of a class that waits, or the next fragment of one, or the next segments, so many at
+    /// most.
     fn next(&mut self, class: Class, most: usize, now: Instant) -> Option<Packet> {
         let (mtu, card) = (self.outlet.mtu, &mut self.card);
         let cut = |packet: &mut Packet, lost: bool| match lost {

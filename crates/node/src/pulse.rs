@@ -16,7 +16,7 @@ impl Pulse {
         self.0.failed_within(timeout)
     }
 
-    /// How often the deciding thread has come round: at least once in [`Pulse::ROUND_MAX`], unless it hangs.
+    /// Returns how often the deciding thread has come round: at least once in [`Pulse::ROUND_MAX`], unless it hangs.
     pub fn rounds(&self) -> u64 {
         self.0.rounds()
     }

@@ -56,7 +56,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// A robot's keys of its team.
+    /// Returns a robot's keys of its team.
     pub fn of(identity: &Identity) -> Result<Credentials, Error> {
         let unusable = |path: &Path, error: String| Error::Keys(format!("cannot use {}: {error}", path.display()));
         let certificates = |path: &Path| {
@@ -80,7 +80,7 @@ impl Credentials {
         })
     }
 
-    /// The claimed name of a robot without keys; every claim is accepted.
+    /// Returns the claimed name of a robot without keys; every claim is accepted.
     pub fn of_anybody(name: &str) -> Result<Credentials, Error> {
         let (certificate, key) = keys::unsigned(name)?;
         Ok(Credentials {
@@ -92,17 +92,17 @@ impl Credentials {
         })
     }
 
-    /// The certificates of the team's authorities, the newest first; none without keys.
+    /// Returns the certificates of the team's authorities, the newest first; none without keys.
     pub fn authorities(&self) -> &[CertificateDer<'static>] {
         &self.authorities
     }
 
-    /// The robot's own certificate.
+    /// Returns the robot's own certificate.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
         self.chain.first()
     }
 
-    /// The configuration of an endpoint on a socket, the same in all starts of this robot.
+    /// Returns the configuration of an endpoint on a socket, the same in all starts of this robot.
     pub fn endpoint(&self, ground: &dyn Ground, socket: &dyn Bound) -> quinn::EndpointConfig {
         let mut config = crate::resets::endpoint(self.key.secret_der());
         config.rng_seed(ground.quic_seed());
@@ -115,7 +115,7 @@ impl Credentials {
         config
     }
 
-    /// The server configuration for a protocol: accepts admitted peers.
+    /// Returns the server configuration for a protocol: accepts admitted peers.
     pub fn server(&self, protocol: &[u8]) -> Result<quinn::ServerConfig, Error> {
         let verifier = match &self.roots {
             Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
@@ -143,7 +143,7 @@ impl Credentials {
         Ok(config)
     }
 
-    /// The client configuration for a protocol: connects to admitted peers.
+    /// Returns the client configuration for a protocol: connects to admitted peers.
     pub fn client(&self, protocol: &[u8]) -> Result<quinn::ClientConfig, Error> {
         let config = ClientConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
@@ -274,8 +274,8 @@ pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
     CERTIFICATE_ALERTS.contains(&code)
 }
 
-/// The maximum length of datagrams over an interface with this MTU, which is more than usual on loopback and with jumbo
-/// frames. QUIC probes what lies beyond the interface.
+/// Returns the maximum length of datagrams over an interface with this MTU, which is more than usual on loopback and
+/// with jumbo frames. QUIC probes what lies beyond the interface.
 pub(crate) fn lengths(mtu: Option<u16>) -> MtuDiscoveryConfig {
     let mut lengths = MtuDiscoveryConfig::default();
     if let Some(mtu) = mtu {

@@ -83,12 +83,12 @@ impl Recording {
         })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Why it has ended by itself, if it has.
+    /// Returns why it has ended by itself, if it has.
     pub fn failed(&self) -> Option<String> {
         lock(&self.failed).clone()
     }
@@ -116,7 +116,7 @@ impl Drop for Recording {
     }
 }
 
-/// The cause of an error, without the library's words around it.
+/// Returns the cause of an error, without the library's words around it.
 fn plain(error: &McapError) -> String {
     match error {
         McapError::Io(error) => error.to_string(),
@@ -145,7 +145,7 @@ impl Kind {
         format!("/coorp/{self:?}").to_lowercase()
     }
 
-    /// The schema of its messages.
+    /// Returns the schema of its messages.
     fn schema(self) -> Value {
         let (text, number, truth) = (
             json!({"type": "string"}),
@@ -344,7 +344,7 @@ fn open(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// A decision in its channel's form.
+/// Returns a decision in its channel's form.
 fn said(member: &Member, at: Instant, event: &Event) -> (Kind, Value) {
     let name = |robot: RobotId| member.name_of(robot);
     match event {

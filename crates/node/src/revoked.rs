@@ -135,7 +135,7 @@ fn is_anothers(disk: &dyn Disk, file: &Path, authorities: &[CertificateDer<'_>])
 }
 
 impl Revoked {
-    /// What a robot or an operator knows at its start.
+    /// Returns what a robot or an operator knows at its start.
     ///
     /// # Errors
     /// If its own certificate is revoked, or a list is damaged.
@@ -151,7 +151,7 @@ impl Revoked {
         Ok(revoked)
     }
 
-    /// The newest of the lists in these folders, those of the keys and of the state. It is kept in the latter.
+    /// Returns the newest of the lists in these folders, those of the keys and of the state. It is kept in the latter.
     pub fn load(
         authorities: &[CertificateDer<'static>],
         keys: &Path,
@@ -201,7 +201,7 @@ impl Revoked {
         !serials.contains(certificate.raw_serial()) && (revoked.is_empty() || others.iter().any(is_of))
     }
 
-    /// The newest list, for others; `None` before the first.
+    /// Returns the newest list, for others; `None` before the first.
     pub fn list(&self) -> Option<Revocations> {
         let list = lock(&self.inner).list.der.clone();
         (!list.is_empty()).then_some(Revocations { list })

@@ -100,12 +100,12 @@ impl SharedRobot {
         }))
     }
 
-    /// When the robot's clock began, since the machine's start.
+    /// Returns when the robot's clock began, since the machine's start.
     pub fn began(&self) -> Duration {
         self.clock.started()
     }
 
-    /// The robot's clock.
+    /// Returns the robot's clock.
     pub fn now(&self) -> Instant {
         STARTED + self.clock.elapsed()
     }
@@ -136,7 +136,7 @@ impl SharedRobot {
         what(&lock(&self.robot), self.now())
     }
 
-    /// The offset of a clock, if it is this robot's or was a leader's recently.
+    /// Returns the offset of a clock, if it is this robot's or was a leader's recently.
     pub fn clock(&self, clock: ClockId) -> Option<Offset> {
         self.ask(|robot, now| robot.clock(clock, now))
     }
@@ -151,7 +151,7 @@ impl SharedRobot {
         Wish(self.clone())
     }
 
-    /// The robot with the notes that the flight recorder writes.
+    /// Returns the robot with the notes that the flight recorder writes.
     pub fn flown(&self) -> Arc<Mutex<Flown>> {
         self.robot.clone()
     }
@@ -222,7 +222,7 @@ impl SharedRobot {
         tracing::error!("{why}");
     }
 
-    /// Why it decides nothing any more, if so.
+    /// Returns why it decides nothing any more, if so.
     pub fn failed(&self) -> Option<String> {
         lock(&self.failed).clone()
     }
@@ -236,7 +236,7 @@ impl SharedRobot {
         waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// How often the driver has come round.
+    /// Returns how often the driver has come round.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }

@@ -18,7 +18,7 @@ const STARTS: &str = "starts";
 /// For a service, whose user has no home.
 const OF_SERVICES: &str = "/var/lib/coorp";
 
-/// The default folder for what survives a robot's restarts.
+/// Returns the default folder for what survives a robot's restarts.
 ///
 /// # Errors
 /// If the user has no home, and the folder of services is not the user's.
@@ -35,7 +35,7 @@ pub fn folder(team: &str, robot: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// A robot's folder below one in which nobody else may put anything.
+/// Returns a robot's folder below one in which nobody else may put anything.
 fn below(base: &Path, team: &str, robot: &str) -> Result<PathBuf, Error> {
     let mut folder = base.to_owned();
     check_own(&folder)?;
@@ -63,8 +63,8 @@ fn check_own(folder: &Path) -> Result<(), Error> {
     Err(Error::at("keep anything in", folder, error))
 }
 
-/// The number of this start (`core::starts`): of a counter on disk, which is counted up, and a random part. A state
-/// that cannot be kept is logged.
+/// Returns the number of this start (`core::starts`): of a counter on disk, which is counted up, and a random part. A
+/// state that cannot be kept is logged.
 pub(crate) fn incarnation(ground: &dyn Ground, state: &Path) -> u32 {
     let random = ground.random() as u32;
     let counter = match count(&*ground.disk(), state) {

@@ -14,7 +14,7 @@ use crate::wire::Frame;
 /// One robot's current status. Times are relative to now, because clocks are not shared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its name.
+    /// The name.
     pub robot: String,
     /// The leader, as far as it knows, by index in the team file.
     pub leader: Option<u16>,
@@ -24,11 +24,11 @@ pub struct Status {
     pub secure: bool,
     /// The policy that it runs.
     pub policy: String,
-    /// Its uptime, milliseconds.
+    /// The uptime, milliseconds.
     pub up_ms: u64,
     /// The robots that it can hear, by index in the team file.
     pub alive: Vec<u16>,
-    /// Its permit.
+    /// The permit.
     pub permit: Permit,
     /// As the leader: the robots that hold permits.
     pub holders: Vec<u16>,
@@ -43,7 +43,7 @@ pub struct Status {
     pub paths: Vec<String>,
     /// The paths to each robot that has several.
     pub choices: Vec<Path>,
-    /// Its bulk; `None` without keys, which disable it.
+    /// The bulk; `None` without keys, which disable it.
     pub bulk: Option<Bulk>,
     /// The control topics that it publishes.
     pub published: Vec<Published>,
@@ -61,7 +61,7 @@ pub struct Status {
     pub door: Door,
     /// Counts of discovery: announcements, attempts and refusals.
     pub found: Counts,
-    /// Its list of revoked certificates.
+    /// The list of revoked certificates.
     pub revoked: Revoked,
     /// What other programs send over its interfaces, if the robot protects them; of many, those that count most.
     pub flows: Vec<protect::Status>,
@@ -96,7 +96,7 @@ impl Twins {
 pub struct Path {
     /// The other robot, by index in the team file.
     pub to: u16,
-    /// Its index among this robot's paths.
+    /// The index among this robot's paths.
     pub path: u64,
     /// Whether it is alive.
     pub state: PathState,
@@ -157,7 +157,7 @@ pub enum Carries {
 /// A control topic that a robot publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
-    /// Its name.
+    /// The name.
     pub topic: String,
     /// The number of messages so far.
     pub count: u64,
@@ -166,7 +166,7 @@ pub struct Published {
 /// A control topic as received from one sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
-    /// Its name.
+    /// The name.
     pub topic: String,
     /// The sender, by index in the team file.
     pub from: u16,
@@ -234,7 +234,7 @@ pub enum Completions {
 }
 
 impl Completions {
-    /// The source with this number, in the order above.
+    /// Returns the source with this number, in the order above.
     pub(crate) fn numbered(number: u8) -> Self {
         match number {
             1 => Completions::WifiStatus,
@@ -245,12 +245,12 @@ impl Completions {
         }
     }
 
-    /// Whether a count of held bytes shows what has left.
+    /// Returns whether a count of held bytes shows what has left.
     pub(crate) fn are_counted(self) -> bool {
         matches!(self, Completions::OutQueue | Completions::Emulated)
     }
 
-    /// Whether a lower layer reports what has left.
+    /// Returns whether a lower layer reports what has left.
     pub(crate) fn are_reported(self) -> bool {
         self.are_counted() || self == Completions::WifiStatus
     }
@@ -309,7 +309,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The sum of all counts.
+    /// Returns the sum of all counts.
     pub fn total(&self) -> u64 {
         self.oversized + self.version + self.malformed + self.stale_grants + self.strangers
     }
@@ -333,7 +333,7 @@ pub struct Door {
 /// The list of revoked certificates that a robot has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revoked {
-    /// Its number: the newest counts. 0 before the first.
+    /// The number: the newest counts. 0 before the first.
     pub list: u64,
     /// How many certificates are in it.
     pub certificates: u64,

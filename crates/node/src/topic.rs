@@ -19,7 +19,7 @@ pub struct Age {
 }
 
 impl Age {
-    /// The age of something made at a time on a clock whose offset to this robot's is known.
+    /// Returns the age of something made at a time on a clock whose offset to this robot's is known.
     pub(crate) fn by(offset: Offset, made_at: Instant, now: Instant) -> Age {
         Age {
             is: offset.theirs(now).since(made_at),
@@ -27,7 +27,7 @@ impl Age {
         }
     }
 
-    /// The age of a gathered state; `None` before the clocks were compared.
+    /// Returns the age of a gathered state; `None` before the clocks were compared.
     pub(crate) fn of(stamps: &Stamps, now: Instant) -> Option<Age> {
         Some(Age {
             is: stamps.age(now)?,

@@ -70,17 +70,17 @@ impl Trial {
         }))
     }
 
-    /// The team, with the addresses that its robots have here.
+    /// Returns the team, with the addresses that its robots have here.
     pub fn team(&self) -> &Team {
         &self.team
     }
 
-    /// The time since the beginning.
+    /// Returns the time since the beginning.
     pub fn now(&self) -> StdDuration {
         self.began.elapsed()
     }
 
-    /// A robot's machine.
+    /// Returns a robot's machine.
     ///
     /// # Panics
     /// If the team has no such robot.
@@ -106,13 +106,13 @@ impl Trial {
     }
 }
 
-/// A robot's address on a path.
+/// Returns a robot's address on a path.
 fn address(robot: RobotId, path: usize) -> IpAddr {
     let [high, low] = (robot.0 + 1).to_be_bytes();
     Ipv4Addr::new(10, u8::try_from(path).unwrap_or(u8::MAX), high, low).into()
 }
 
-/// The robot and the path of an address.
+/// Returns the robot and the path of an address.
 fn place(address: IpAddr) -> Option<(RobotId, usize)> {
     let IpAddr::V4(address) = address else { return None };
     let [_, path, high, low] = address.octets();

@@ -127,7 +127,7 @@ impl Watch {
         Ok(Watch { threads, shared })
     }
 
-    /// The status of each robot that answers, in the team file's order.
+    /// Returns the status of each robot that answers, in the team file's order.
     pub fn look(&self) -> Vec<Status> {
         let (answered, answers) = mpsc::channel();
         for (robot, path) in self.shared.seats.keys().copied() {
@@ -151,7 +151,7 @@ impl Watch {
         found.into_iter().map(|(_, status)| status).collect()
     }
 
-    /// The robots that are there and refuse the operator, and why.
+    /// Returns the robots that are there and refuse the operator, and why.
     pub fn refusals(&self) -> Vec<(RobotId, &'static str)> {
         let refusals: BTreeMap<RobotId, _> = lock(&self.shared.refusals)
             .iter()
@@ -162,8 +162,8 @@ impl Watch {
 }
 
 impl Watch {
-    /// The names of the robots that show certificates of the newest authority, and of those that show older ones. Only
-    /// robots that [`Watch::look`] has found are named.
+    /// Returns the names of the robots that show certificates of the newest authority, and of those that show older
+    /// ones. Only robots that [`Watch::look`] has found are named.
     pub fn renewed(&self) -> (Vec<String>, Vec<String>) {
         let shared = &self.shared;
         let mut is_new = BTreeMap::new();
@@ -230,7 +230,7 @@ async fn dial(shared: Arc<Shared>) {
     }
 }
 
-/// Why a robot has ended a connection, if it refuses the operator.
+/// Returns why a robot has ended a connection, if it refuses the operator.
 fn refusal(ended: &ConnectionError) -> Option<&'static str> {
     match ended {
         error if is_over_certificates(error) => Some(ANOTHER_TEAM),
@@ -274,7 +274,7 @@ impl Shared {
         Ok(connection)
     }
 
-    /// The number of answers of a robot over a path.
+    /// Returns the number of answers of a robot over a path.
     fn answers(&self, robot: RobotId, path: PathId) -> u64 {
         let seat = self.seats.get(&(robot, path));
         seat.map_or(0, |seat| seat.answers.load(Ordering::Acquire))

@@ -131,7 +131,7 @@ impl Frame for StatusQuery {
 /// The newest list of revoked certificates that its sender has: an X.509 CRL, which the team's authority has signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocations {
-    /// Its DER.
+    /// The DER.
     pub list: Vec<u8>,
 }
 
@@ -157,7 +157,7 @@ pub fn prefixed<F: Frame>(value: &F) -> Vec<u8> {
     [length.to_le_bytes().as_slice(), &frame].concat()
 }
 
-/// The kind of a frame; `None` if it is too short to have one.
+/// Returns the kind of a frame; `None` if it is too short to have one.
 pub fn kind(frame: &[u8]) -> Option<u8> {
     frame.get(HEADER_BYTES - 1).copied()
 }
@@ -191,9 +191,9 @@ pub struct State {
 /// The header of a packet of an unchanged program (`protect`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrapHeader {
-    /// Its flow's number with its sender.
+    /// The flow's number with its sender.
     pub flow: u32,
-    /// Its number within the flow.
+    /// The number within the flow.
     pub sequence: Sequence,
     /// The paths that may carry it, or packets before it.
     pub over: Paths,
@@ -211,18 +211,18 @@ impl WrapHeader {
 pub enum Parcel {
     /// A control message.
     Control {
-        /// Its topic.
+        /// The topic.
         topic: String,
-        /// Its header.
+        /// The header.
         header: ControlHeader,
         /// Other messages of its sender's robot ([`robot::RIDERS_MAX`] at most).
         riders: Vec<robot::Message>,
     },
     /// A state for a robot that gathers it.
     State {
-        /// Its topic.
+        /// The topic.
         topic: String,
-        /// Its header.
+        /// The header.
         header: State,
     },
     /// A message between robots. No content.

@@ -16,7 +16,7 @@ use coorp_team::Team;
 const PORT_LINKS: u16 = 8;
 const TCP: u8 = 6;
 
-/// The rules by which the lane knows the links' connections.
+/// Returns the rules by which the lane knows the links' connections.
 pub(crate) fn rules(team: &Team) -> Vec<Rule> {
     if !team.live.zenoh {
         return Vec::new();
@@ -45,7 +45,7 @@ fn ids(team: &Team) -> impl Iterator<Item = RobotId> {
     (0u16..).map(RobotId).take(team.robots.len())
 }
 
-/// The place of a link among a robot's ports.
+/// Returns the place of a link among a robot's ports.
 const fn place(link: Link) -> u16 {
     PORT_LINKS
         + match link {

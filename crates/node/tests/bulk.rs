@@ -12,7 +12,7 @@ use common::{be_a_robot, until, Caller, Fleet};
 use coorp_node::bulk::{BulkStream, Delivery};
 use coorp_node::wire::{self, Answer, Begin, Start};
 
-/// Bytes that differ from place to place and from message to message.
+/// Returns the bytes that differ from place to place and from message to message.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     blake3::Hasher::new()
@@ -22,7 +22,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A thread that waits for the outcome of a message.
+/// Returns a thread that waits for the outcome of a message.
 fn waiting(delivery: Delivery) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let outcome = delivery.wait();

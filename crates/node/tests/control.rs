@@ -160,7 +160,7 @@ fn whoever_hears_of_a_flow_keeps_its_windows() {
     });
 }
 
-/// A control message on `pose` as its sender's node would make it.
+/// Returns a control message on `pose` as its sender's node would make it.
 fn said(text: &str) -> Vec<u8> {
     let header = wire::ControlHeader {
         incarnation: 1,

@@ -116,7 +116,7 @@ impl Drop for Lan {
     }
 }
 
-/// A team of so many robots without addresses.
+/// Returns a team of so many robots without addresses.
 fn team(name: &str, robots: usize) -> Team {
     let robots = (0..robots).map(|robot| {
         let leader = if robot == 0 { "leader = true\n" } else { "" };
@@ -151,7 +151,7 @@ impl Robot {
         Robot::under(lan, machine, team, me, vec![format!("authority of {}", team.name)])
     }
 
-    /// A robot that knows these authorities.
+    /// Returns a robot that knows these authorities.
     fn under(lan: &Lan, machine: usize, team: &Team, me: u16, authorities: Vec<String>) -> Robot {
         let (team, seen) = (team.clone(), Arc::new(Seen::default()));
         let (of_answers, of_dials) = (seen.clone(), seen.clone());

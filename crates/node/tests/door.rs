@@ -76,7 +76,7 @@ fn robot() {
     });
 }
 
-/// Where a robot listens.
+/// Returns where a robot listens.
 fn doors(fleet: &Fleet, robot: u16) -> [SocketAddr; 2] {
     let port = fleet.team.port(RobotId(robot));
     [port + 1, port + 2].map(|port| ([127, 0, 0, 1], port).into())

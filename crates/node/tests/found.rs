@@ -94,7 +94,7 @@ impl Lan {
         assert!(done.unwrap().success());
     }
 
-    /// The output of a command in the first of them.
+    /// Returns the output of a command in the first of them.
     fn says(&self, command: &str) -> String {
         let mut ip = Command::new("ip");
         let output = ip.args(["netns", "exec", &self.0[0]]).args(command.split(' ')).output();

@@ -69,7 +69,7 @@ fn robot() {
     });
 }
 
-/// The response to these bytes.
+/// Returns the response to these bytes.
 fn ask(port: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     stream.set_read_timeout(Some(common::SOON)).unwrap();
@@ -79,7 +79,7 @@ fn ask(port: &str, request: &str) -> String {
     answer
 }
 
-/// The samples of a page whose lines must all be valid.
+/// Returns the samples of a page whose lines must all be valid.
 fn scrape(port: &str) -> BTreeMap<String, f64> {
     let answer = ask(port, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -21,7 +21,7 @@ fn options(fleet: &Fleet, robot: &str) -> Options {
     }
 }
 
-/// Why the first robot of a team is not opened, which the user has to fix.
+/// Returns why the first robot of a team is not opened, which the user has to fix.
 fn refusal(options: Options) -> String {
     let error = Node::open(options).unwrap_err();
     assert!(error.is_input(), "not for the user to mend: {error}");

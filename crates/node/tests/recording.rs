@@ -54,7 +54,7 @@ fn robot() {
     });
 }
 
-/// The messages of a file by topic, as far as they can be read, and whether it has its end.
+/// Returns the messages of a file by topic, as far as they can be read, and whether it has its end.
 fn read(path: &Path) -> (BTreeMap<String, Vec<(u64, Value)>>, bool) {
     let bytes = std::fs::read(path).unwrap();
     let (mut messages, mut topics, mut left) = (BTreeMap::<String, Vec<_>>::new(), BTreeMap::new(), &bytes[..]);

@@ -39,12 +39,12 @@ pub fn raised(failure: &Failure) -> PyErr {
     }
 }
 
-/// The exception for invalid input.
+/// Returns the exception for invalid input.
 pub fn input(text: impl std::fmt::Display) -> PyErr {
     InputError::new_err(format!("error: {text}"))
 }
 
-/// The exception for a run without a result. `file` and `run` identify the run.
+/// Returns the exception for a run without a result. `file` and `run` identify the run.
 pub fn no_result(error: &NoResult, file: &str, run: &str) -> PyErr {
     match error {
         NoResult::Input(why) => input(format_args!("{file}: {why}")),

@@ -86,7 +86,7 @@ fn refused(error: &BuildError) -> PyErr {
     ProgramError::new_err(error.to_string())
 }
 
-/// The kind of a problem, and the full names that it is about.
+/// Returns the kind of a problem, and the full names that it is about.
 fn described(problem: &Problem) -> (&'static str, Vec<&str>) {
     match problem {
         Problem::CausalityCycle { path } => ("CausalityCycle", path.iter().map(String::as_str).collect()),

@@ -81,17 +81,17 @@ pub fn set_sync(source: &mut Source, sync: Option<&str>, staleness: Option<i128>
     Ok(())
 }
 
-/// A seed in the range of the command line.
+/// Returns a seed in the range of the command line.
 pub fn seed(given: i128) -> PyResult<u64> {
     u64::try_from(given).map_err(|_| input(format_args!("seed = {given}: a seed is between 0 and {}", u64::MAX)))
 }
 
-/// The duration of a run.
+/// Returns the duration of a run.
 pub fn duration(seconds: f64) -> PyResult<Duration> {
     checked_duration(seconds).map_err(|why| input(format_args!("duration_s = {seconds}: {why}")))
 }
 
-/// The time up to which a session at `now` should advance.
+/// Returns the time up to which a session at `now` should advance.
 pub fn until(seconds: f64, now: Instant) -> PyResult<Instant> {
     if seconds.is_nan() || seconds < 0.0 || seconds > DURATION_MAX.as_secs_f64() {
         let most = DURATION_MAX.as_secs_f64();
@@ -109,7 +109,7 @@ pub fn until(seconds: f64, now: Instant) -> PyResult<Instant> {
     Ok(until)
 }
 
-/// A timeout in seconds.
+/// Returns a timeout in seconds.
 pub fn timeout(given: f64) -> PyResult<std::time::Duration> {
     std::time::Duration::try_from_secs_f64(given).map_err(|_| {
         input(format_args!(

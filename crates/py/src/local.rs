@@ -153,7 +153,7 @@ impl Domain {
     }
 }
 
-/// A time divided into equal parts that are no longer than [`LOOK_EVERY`].
+/// Returns a time divided into equal parts that are no longer than [`LOOK_EVERY`].
 fn slice(time: Duration) -> Duration {
     let slices = time.as_nanos().div_ceil(LOOK_EVERY.as_nanos()).max(1);
     time / u32::try_from(slices).unwrap_or(u32::MAX)
@@ -384,7 +384,7 @@ pub struct Loan {
 
 #[pymethods]
 impl Loan {
-    /// The parts, to be written until the loan is sent.
+    /// Returns the parts, to be written until the loan is sent.
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let parts = (0..self.memory.parts.len()).map(|index| self.part(index));
         PyList::new(py, parts.collect::<PyResult<Vec<_>>>()?)
@@ -413,7 +413,7 @@ impl Loan {
 }
 
 impl Loan {
-    /// A loan with parts of these lengths.
+    /// Returns a loan with parts of these lengths.
     pub fn new(loan: local::Loan, parts: Vec<usize>) -> Self {
         let memory = Memory {
             loan: Mutex::new(Some(loan)),
@@ -469,7 +469,7 @@ pub fn find_loan(arrays: &[Bound<'_, PyAny>]) -> PyResult<Option<Arc<Memory>>> {
     Ok(found.filter(|memory| memory.parts.len() == arrays.len()))
 }
 
-/// The part that an array is a view of.
+/// Returns the part that an array is a view of.
 fn part_behind<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Part>>> {
     let base = pyo3::intern!(array.py(), "base");
     let mut object = array.clone();

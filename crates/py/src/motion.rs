@@ -265,7 +265,7 @@ impl World<'_> {
         }
     }
 
-    /// The published shaping for one 0.1 s step, at robot `i`'s velocity.
+    /// Returns the published shaping for one 0.1 s step, at robot `i`'s velocity.
     fn shaped(&self, i: usize) -> f64 {
         let (task, me) = (self.task, &self.robots[i]);
         let to_goal = [me.goal[0] - me.position[0], me.goal[1] - me.position[1]];
@@ -288,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// The time until robot `i`'s first collision if all keep their velocities; `None` beyond the horizon.
+    /// Returns the time until robot `i`'s first collision if all keep their velocities; `None` beyond the horizon.
     fn expected_collision_s(&self, i: usize) -> Option<f64> {
         let (task, me) = (self.task, &self.robots[i]);
         let (velocity, reach) = (me.velocity(), task.robot_radius_m + task.margin_m);
@@ -329,8 +329,8 @@ fn within(a: [f64; 2], b: [f64; 2], distance: f64) -> bool {
     dot(apart, apart) <= distance * distance
 }
 
-/// The time until two discs touch: their centres are `apart` and approach by `closing`; `reach` is the sum of their
-/// radii.
+/// Returns the time until two discs touch: their centres are `apart` and approach by `closing`; `reach` is the sum of
+/// their radii.
 fn time_to_touch(apart: [f64; 2], closing: [f64; 2], reach: f64) -> f64 {
     let approach = dot(apart, closing);
     if approach <= 0.0 {

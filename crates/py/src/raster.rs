@@ -269,7 +269,7 @@ impl Image<'_> {
     }
 }
 
-/// The range of columns in which a line from `a` along `along` is within `reach` of `row`.
+/// Returns the range of columns in which a line from `a` along `along` is within `reach` of `row`.
 fn within_reach(a: Pixel, along: Pixel, row: f32, reach: f32) -> Option<(f32, f32)> {
     if along[1] == 0.0 {
         return ((row - a[1]).abs() <= reach).then_some((a[0], a[0] + along[0]));
@@ -279,7 +279,7 @@ fn within_reach(a: Pixel, along: Pixel, row: f32, reach: f32) -> Option<(f32, f3
     (first <= last).then_some((a[0] + first * along[0], a[0] + last * along[0]))
 }
 
-/// The pixels within `reach` of the interval between `a` and `b`, along one axis.
+/// Returns the pixels within `reach` of the interval between `a` and `b`, along one axis.
 fn span(a: f32, b: f32, reach: f32) -> Option<(usize, usize)> {
     let (low, high) = (
         (a.min(b) - reach).ceil().max(0.0),

@@ -73,7 +73,7 @@ struct Code {
     reads: Vec<(ElementId, Py<PyAny>)>,
     effects: Py<PyList>,
     moment: Py<PyAny>,
-    /// Its name and line, for errors.
+    /// The name and line, for errors.
     title: String,
 }
 
@@ -104,7 +104,7 @@ struct Options {
     trace: Option<PathBuf>,
 }
 
-/// A setting, if it is there.
+/// Returns a setting, if it is there.
 pub(crate) fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py>,
@@ -115,7 +115,7 @@ where
     }
 }
 
-/// The clock of the program's federates.
+/// Returns the clock of the program's federates.
 fn clock(settings: &Bound<'_, PyDict>) -> PyResult<Clock> {
     let is_of_day = optional(settings, "time_of_day")?.unwrap_or(false);
     Ok(if is_of_day { Clock::TimeOfDay } else { Clock::Machine })
@@ -129,7 +129,7 @@ fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
     }
 }
 
-/// The exception for a program that did not run to its end.
+/// Returns the exception for a program that did not run to its end.
 pub(crate) fn unrun(failure: &Failure) -> PyErr {
     match failure {
         Failure::Died(_) => PeerError::new_err(failure.to_string()),
@@ -138,7 +138,7 @@ pub(crate) fn unrun(failure: &Failure) -> PyErr {
     }
 }
 
-/// The text of an error of an output's channel, with what to do about it here.
+/// Returns the text of an error of an output's channel, with what to do about it here.
 fn no_room(error: &coorp_local::Error) -> String {
     use coorp_local::{Error, Shortage};
     let (channel, waited, shortage) = match error {
@@ -353,7 +353,7 @@ fn unrecorded(error: &std::io::Error) -> PyErr {
     PyOSError::new_err(format!("the recording: {error}"))
 }
 
-/// The reactions that start.
+/// Returns the reactions that start.
 fn started<'a>(ready: &'a [Ready], starts: &'a [bool]) -> impl Iterator<Item = &'a Ready> {
     ready
         .iter()
@@ -367,7 +367,7 @@ fn unwritten(path: &Option<PathBuf>, error: &std::io::Error) -> PyErr {
     PyOSError::new_err(format!("{}: {error}", path.display()))
 }
 
-/// What a federate counted, by name.
+/// Returns what a federate counted, by name.
 fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item(
@@ -508,13 +508,13 @@ impl Host {
         what
     }
 
-    /// The name and line of a reaction.
+    /// Returns the name and line of a reaction.
     fn title(&self, reaction: ReactionId) -> String {
         let code = self.bound.get(reaction.0 as usize).and_then(Option::as_ref);
         code.map_or_else(|| self.name(reaction), |code| code.title.clone())
     }
 
-    /// The error for a value that has no bytes.
+    /// Returns the error for a value that has no bytes.
     fn unsent(&self, py: Python<'_>, reaction: ReactionId, element: ElementId, error: PyErr) -> PyErr {
         let name = self.graph.element(element).map_or("", |element| element.name.as_str());
         let title = self.title(reaction);
@@ -585,7 +585,7 @@ impl Host {
         Ok(ran.collect())
     }
 
-    /// Whether a trigger is present that was present in the recorded run, if this is a replay.
+    /// Returns whether a trigger is present that was present in the recorded run, if this is a replay.
     fn starts(&self, reaction: ReactionId, tag: Tag, inputs: &dyn Inputs<Object>) -> bool {
         if self.replay.as_ref().is_none_or(|replay| replay.late.is_empty()) {
             return true;
@@ -715,7 +715,7 @@ impl Host {
         })
     }
 
-    /// The name of an element that stands for late values.
+    /// Returns the name of an element that stands for late values.
     fn late_name(&self, id: ElementId) -> Option<&str> {
         let info = self.graph.element(id).filter(|info| info.kind == ElementKind::Tardy);
         info.map(|info| info.name.as_str())
@@ -906,7 +906,7 @@ impl Host {
         Ok(Encoded::Loan(loan))
     }
 
-    /// A value's header, and its parts as arrays or bytes.
+    /// Returns a value's header, and its parts as arrays or bytes.
     fn encoded<'py>(&self, py: Python<'py>, object: &Object) -> PyResult<(Vec<u8>, Vec<Bound<'py, PyAny>>)> {
         let options = PyDict::new(py);
         options.set_item(intern!(py, "pickle"), self.pickle)?;
@@ -955,7 +955,7 @@ fn invoke_on_threads(py: Python<'_>, clock: Clock, calls: &[Py<PyAny>], threads:
         .collect()
 }
 
-/// What the calls of a reaction noted.
+/// Returns what the calls of a reaction noted.
 fn effects(noted: &Bound<'_, PyList>) -> PyResult<Effects<Object>> {
     let mut effects = Effects::default();
     for item in noted.iter() {

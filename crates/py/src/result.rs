@@ -146,12 +146,12 @@ fn json(value: &impl Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// The value as Python parses it from the JSON.
+/// Returns the value as Python parses it from the JSON.
 pub fn as_in_json<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (json(value)?,))
 }
 
-/// An array with one row per pair.
+/// Returns an array with one row per pair.
 fn pairs<'py>(py: Python<'py>, pairs: &[(f64, f64)]) -> PyResult<Bound<'py, PyArray2<f64>>> {
     let flat: Vec<f64> = pairs.iter().flat_map(|(x, y)| [*x, *y]).collect();
     PyArray1::from_vec(py, flat).reshape([pairs.len(), 2])

@@ -194,7 +194,7 @@ fn packed(events: &[Event]) -> Vec<u8> {
     bytes
 }
 
-/// The dtype of [`Session::advance`]'s arrays.
+/// Returns the dtype of [`Session::advance`]'s arrays.
 #[pyfunction]
 pub fn event_dtype(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     static DTYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

@@ -84,7 +84,7 @@ impl Initial {
     }
 }
 
-/// The sender's ID and the token of a Retry packet.
+/// Returns the sender's ID and the token of a Retry packet.
 pub(super) fn retry(datagram: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut rest = Input(datagram);
     if rest.byte()? & 0xf0 != 0xf0 || rest.take(4)? != VERSION.to_be_bytes() {
@@ -100,7 +100,7 @@ fn keys(crypto: &dyn ServerConfig, to: &[u8]) -> Option<Keys> {
     crypto.initial_keys(VERSION, &id).ok()
 }
 
-/// A number of variable length (RFC 9000, 16).
+/// Returns a number of variable length (RFC 9000, 16).
 fn variable(rest: &mut Input<'_>) -> Option<usize> {
     let first = rest.byte()?;
     let more = rest.take((1 << (first >> 6)) - 1)?;

@@ -91,7 +91,7 @@ enum Place {
 }
 
 impl Robot {
-    /// A robot that knows one other by this certificate; `fixed` are the addresses of its team file.
+    /// Returns a robot that knows one other by this certificate; `fixed` are the addresses of its team file.
     pub fn new(quic: &Quic, member: &CertificateDer<'static>, fixed: &[IpAddr]) -> Robot {
         let time = Time::start();
         let mut server = quic.server.clone();

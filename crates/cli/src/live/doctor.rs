@@ -47,7 +47,7 @@ pub struct Args {
 struct Finding {
     about: &'static str,
     found: String,
-    /// Its meaning for Coorp.
+    /// The meaning for Coorp.
     means: &'static str,
     grade: Grade,
 }
@@ -105,7 +105,7 @@ impl Machine<'_> {
         names
     }
 
-    /// The interfaces that a robot would probably use.
+    /// Returns the interfaces that a robot would probably use.
     fn likely(&self) -> Vec<String> {
         let (wireless, wired): (Vec<_>, Vec<_>) =
             self.interfaces().into_iter().partition(|name| self.is_wireless(name));
@@ -185,7 +185,7 @@ fn no_such(name: &str, others: &[String]) -> String {
     format!("error: this machine has no interface '{name}'; it has {others}")
 }
 
-/// The card behind an interface. `counts` is the result of trying to read a send queue's count.
+/// Returns the card behind an interface. `counts` is the result of trying to read a send queue's count.
 fn of_card(machine: &Machine<'_>, interface: &str, driver: Option<&str>, counts: std::io::Result<()>) -> Vec<Finding> {
     let wireless = machine.is_wireless(interface);
     let bus = fs::read_link(machine.sys.join("class/net").join(interface).join("device/subsystem"));
@@ -309,7 +309,7 @@ fn reverse_path(machine: &Machine<'_>, interface: &str) -> Finding {
     finding("reverse path", found, means, Fine)
 }
 
-/// What only nl80211 provides, by `iw`.
+/// Returns what only nl80211 provides, by `iw`.
 fn of_radio(machine: &Machine<'_>, interface: &str) -> Vec<Finding> {
     let missing = |about, means| finding(about, IW_MISSING, means, Note(IW_MEND.to_owned()));
     vec![
@@ -366,7 +366,7 @@ fn regulatory(machine: &Machine<'_>) -> Option<Finding> {
     Some(finding("regulatory domain", country, DOMAIN_MEANS, grade))
 }
 
-/// The kernel, its clocks and this process's permissions.
+/// Returns the kernel, its clocks and this process's permissions.
 fn of_kernel(machine: &Machine<'_>, without_interface: bool) -> Vec<Finding> {
     let release = read(&machine.proc.join("sys/kernel/osrelease")).unwrap_or_else(|| "unknown".to_owned());
     let mut found = vec![finding("kernel", release, "no patch is needed", Fine)];
@@ -553,7 +553,7 @@ impl Finding {
     }
 }
 
-/// The findings as text, one per line.
+/// Returns the findings as text, one per line.
 fn section(title: &str, found: &[Finding]) -> String {
     let mut text = format!("{title}\n");
     let width = found.iter().map(|finding| finding.about.len()).max().unwrap_or(0);
@@ -574,7 +574,7 @@ fn section(title: &str, found: &[Finding]) -> String {
     text
 }
 
-/// The rest of the first line that starts with `label`, indented or not.
+/// Returns the rest of the first line that starts with `label`, indented or not.
 fn value(said: &str, label: &str) -> Option<String> {
     let line = said.lines().find_map(|line| line.trim_start().strip_prefix(label))?;
     Some(line.trim().to_owned())
@@ -584,7 +584,7 @@ fn read(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim_end().to_owned())
 }
 
-/// The output of a program, empty if it fails; `None` if it is not installed.
+/// Returns the output of a program, empty if it fails; `None` if it is not installed.
 fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let outputs = FOLDERS
         .iter()

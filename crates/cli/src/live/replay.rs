@@ -212,7 +212,7 @@ impl Replay {
         self.timeline.push((at, line));
     }
 
-    /// The robot's state at a time, in words.
+    /// Returns the robot's state at a time, in words.
     fn moment(&self, robot: &Robot, in_flight: &[usize], at: Instant) -> String {
         let leader = robot
             .leader(at)
@@ -259,7 +259,7 @@ impl Replay {
         format!("{} to {}", self.since(window.start), self.since(window.end))
     }
 
-    /// A time relative to the file's start.
+    /// Returns a time relative to the file's start.
     fn since(&self, at: Instant) -> String {
         let (after, before) = (at.since(self.began), self.began.since(at));
         if before > Duration::ZERO {
@@ -325,7 +325,7 @@ impl Replay {
     }
 }
 
-/// The first lines, and the number of remaining ones.
+/// Returns the first lines, and the number of remaining ones.
 fn shown(lines: impl ExactSizeIterator<Item = String>) -> String {
     let more = lines.len().saturating_sub(LINES_MAX);
     let mut text: String = lines.take(LINES_MAX).collect();
@@ -335,7 +335,7 @@ fn shown(lines: impl ExactSizeIterator<Item = String>) -> String {
     text
 }
 
-/// Whether it is the same reason, regardless of its current details.
+/// Returns whether it is the same reason, regardless of its current details.
 fn same(one: &Hold, other: &Hold) -> bool {
     match (one, other) {
         (Hold::Window { window, .. }, Hold::Window { window: again, .. }) => window == again,

@@ -185,7 +185,7 @@ fn take_into(into: &Path, team: &Team, receiver: BulkReceiver) -> Result<(), Fai
     thread.map(|_| ()).map_err(|error| cannot(into, &error))
 }
 
-/// The highest number at the start of a file name in the folder.
+/// Returns the highest number at the start of a file name in the folder.
 fn last_number(folder: &Path) -> std::io::Result<u64> {
     let mut last = 0;
     for entry in fs::read_dir(folder)? {

@@ -24,12 +24,12 @@ const FRAME_BYTES: u64 = 1_540;
 /// The longest PPDU (aPPDUMaxTime of 802.11n, ac and ax).
 const PPDU_MAX: Duration = Duration::from_micros(5_484);
 
-/// Whether the robots' rates depend on their positions.
+/// Returns whether the robots' rates depend on their positions.
 pub fn is_spread(team: &Team) -> bool {
     team.robots.iter().any(|robot| robot.position_m.is_some())
 }
 
-/// The model of `team`.
+/// Returns the model of `team`.
 ///
 /// # Errors
 /// Nothing reaches the leader, or the measurement violated an invariant.
@@ -57,7 +57,7 @@ pub fn measure(args: &Args, team: &Team, control: &Control) -> Result<Capacity, 
     })
 }
 
-/// The maximum that bulk transmits at once: limited by bytes, by frames, and by time.
+/// Returns the maximum that bulk transmits at once: limited by bytes, by frames, and by time.
 fn ampdu_bytes(team: &Team, bandwidth_mbps: f64) -> u64 {
     let ([_, _, best_effort, _], wnic) = (&team.air.edca, &team.air.wnic);
     let bytes = best_effort.ampdu_bytes.min(wnic.ampdu_bytes_max.unwrap_or(u32::MAX));
@@ -86,7 +86,7 @@ fn bandwidth_mbps(args: &Args, team: &Team) -> Result<f64, Failure> {
     Ok(rates.iter().sum::<f64>() / rates.len().max(1) as f64)
 }
 
-/// The throughput of `senders` to the leader together, with nothing else on the air.
+/// Returns the throughput of `senders` to the leader together, with nothing else on the air.
 fn together_mbps(args: &Args, team: &Team, senders: &[RobotId]) -> Result<f64, NoResult> {
     let mut probe = team.clone();
     (probe.control, probe.learning) = (None, None);

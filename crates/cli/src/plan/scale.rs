@@ -15,8 +15,8 @@ struct Place {
     round: usize,
 }
 
-/// The team with `robots` robots, including the leader. `None` if it is too small for a loop, too large for robot ids,
-/// or has no robot to repeat.
+/// Returns the team with `robots` robots, including the leader. `None` if it is too small for a loop, too large for
+/// robot ids, or has no robot to repeat.
 pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
     let led: Vec<RobotId> = ids(team).filter(|id| *id != team.leader).collect();
     if robots < 2 || led.is_empty() || u16::try_from(robots).is_err() {
@@ -53,7 +53,7 @@ pub fn team_of(team: &Team, robots: usize) -> Option<Team> {
     Some(scaled)
 }
 
-/// The ids of a team's robots.
+/// Returns the ids of a team's robots.
 pub fn ids(team: &Team) -> impl Iterator<Item = RobotId> + '_ {
     (0..team.robots.len())
         .filter_map(|index| u16::try_from(index).ok())
@@ -73,7 +73,7 @@ fn copy_name(name: &str, round: usize) -> String {
     format!("{name}#{}", round + 1)
 }
 
-/// Every pair of new robots that corresponds to an old pair: within one round, or with the leader at one end.
+/// Returns every pair of new robots that corresponds to an old pair: within one round, or with the leader at one end.
 fn pairs(team: &Team, places: &[Place], from: RobotId, to: RobotId) -> Vec<(RobotId, RobotId, usize)> {
     let found = |wanted: RobotId| {
         let ids = places

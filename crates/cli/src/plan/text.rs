@@ -59,7 +59,7 @@ fn figure_of_share(share: f64) -> f64 {
     (share * 1e5).round() / 1e3
 }
 
-/// The lines below the table.
+/// Returns the lines below the table.
 pub fn below(plan: &Plan<'_>, team: &Team) -> String {
     let mut text = format!("{}\n\n{}\n", verdict(plan, team), about_model(plan, team));
     if has_bulk(team) && plan.bulk_min > 0.0 && plan.bulk_mbps_min.is_none() {
@@ -114,7 +114,7 @@ fn about_model(plan: &Plan<'_>, team: &Team) -> String {
     )
 }
 
-/// The sizes at which the model is of little use, if any.
+/// Returns the sizes at which the model is of little use, if any.
 fn apart(rows: &[Row]) -> Option<String> {
     // The model's quantile lies near or between the simulation's median and its p99.
     let reaction = |row: &Row| {

@@ -60,7 +60,7 @@ fn messages(bag: &Connection, see: &mut See<'_>) -> Result<(), rusqlite::Error> 
     Ok(())
 }
 
-/// Whether `rosbag2` compressed each message: it compresses all or none, so the first one shows it.
+/// Returns whether `rosbag2` compressed each message: it compresses all or none, so the first one shows it.
 fn is_compressed(bag: &Connection) -> Result<bool, rusqlite::Error> {
     let mut first = bag.prepare("SELECT data FROM messages LIMIT 1")?;
     let mut first = first.query([])?;

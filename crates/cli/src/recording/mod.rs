@@ -36,9 +36,9 @@ const FILES_MAX: usize = 100_000;
 /// One recorded message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Its topic.
+    /// The topic.
     pub topic: &'a str,
-    /// Its type, if the recording gives it; empty otherwise.
+    /// The type, if the recording gives it; empty otherwise.
     pub schema: &'a str,
     /// When it was logged, nanoseconds since the recorder's epoch.
     pub at_ns: u64,
@@ -96,7 +96,7 @@ pub fn read(path: &Path, see: &mut See<'_>) -> Result<Vec<String>, Failure> {
     Err(input(reason.unwrap_or_else(none)))
 }
 
-/// The files that belong to a recording, so that they are not overwritten.
+/// Returns the files that belong to a recording, so that they are not overwritten.
 ///
 /// # Errors
 /// Same as [`read`].
@@ -129,7 +129,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// The type of a bag's file by its name, ignoring whole-file compression.
+/// Returns the type of a bag's file by its name, ignoring whole-file compression.
 fn storage(file: &Path) -> Option<&'static str> {
     let name = file.file_name()?.to_str()?;
     let name = name.strip_suffix(".zstd").unwrap_or(name);
@@ -138,7 +138,7 @@ fn storage(file: &Path) -> Option<&'static str> {
         .find(|kind| name.strip_suffix(kind).is_some_and(|stem| stem.ends_with('.')))
 }
 
-/// The number of a part of a bag: `run_12.mcap` is 12.
+/// Returns the number of a part of a bag: `run_12.mcap` is 12.
 fn part(file: &Path) -> u64 {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.split('.').next().unwrap_or_default();
@@ -200,8 +200,8 @@ fn head(from: &mut impl Read) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A payload's size before compression by `rosbag2`. A compressed CDR message begins with a zstd frame, while CDR
-/// itself begins with a zero byte.
+/// Returns a payload's size before compression by `rosbag2`. A compressed CDR message begins with a zstd frame, while
+/// CDR itself begins with a zero byte.
 fn payload_bytes(data: &[u8]) -> u64 {
     let inside = data
         .starts_with(&ZSTD_MAGIC)

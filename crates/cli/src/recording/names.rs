@@ -24,14 +24,14 @@ pub fn flow_name(topic: &str) -> String {
     }
 }
 
-/// The names that `coorp import` may have given to this topic: the second one if another topic has the first.
+/// Returns the names that `coorp import` may have given to this topic: the second one if another topic has the first.
 pub fn flow_names(topic: &str) -> [String; 2] {
     let name = flow_name(topic);
     let second = marked(&name, topic);
     [name, second]
 }
 
-/// A team's name from the path of its recording.
+/// Returns a team's name from the path of its recording.
 pub fn team_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let name: String = stem.chars().take(NAME_CHARS_MAX).map(fit).collect();

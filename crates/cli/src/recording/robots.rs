@@ -63,7 +63,7 @@ pub struct Robots {
 }
 
 impl Robots {
-    /// The robots in these topics.
+    /// Returns the robots in these topics.
     pub fn of(topics: &[&str]) -> Robots {
         let found = (0..2)
             .map(|depth| several(topics, depth))
@@ -79,12 +79,12 @@ impl Robots {
         }
     }
 
-    /// The robots' names; empty if no namespace distinguishes robots.
+    /// Returns the robots' names; empty if no namespace distinguishes robots.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.namespaces.values().map(String::as_str)
     }
 
-    /// The robot of a topic, if its namespace tells.
+    /// Returns the robot of a topic, if its namespace tells.
     pub fn robot(&self, topic: &str) -> Option<&str> {
         let topic = topic.trim_start_matches('/');
         let ends = topic.match_indices('/').map(|(at, _)| at).take(2);
@@ -93,7 +93,7 @@ impl Robots {
     }
 }
 
-/// The robots, if the namespace level below `depth` levels distinguishes several.
+/// Returns the robots, if the namespace level below `depth` levels distinguishes several.
 fn several(topics: &[&str], depth: usize) -> BTreeSet<String> {
     // By the levels above and the topic below: the namespaces that have such a topic.
     let mut owners: BTreeMap<(String, String), BTreeSet<&str>> = BTreeMap::new();
@@ -128,7 +128,7 @@ fn several(topics: &[&str], depth: usize) -> BTreeSet<String> {
     found
 }
 
-/// The only namespace of all topics, ignoring those of the system.
+/// Returns the only namespace of all topics, ignoring those of the system.
 fn only(topics: &[&str]) -> Option<String> {
     let mut namespaces = BTreeSet::new();
     for topic in topics.iter().map(|topic| topic.trim_start_matches('/')) {
@@ -142,7 +142,7 @@ fn only(topics: &[&str]) -> Option<String> {
     (namespaces.len() == 1 && !is_part(namespace)).then(|| namespace.to_owned())
 }
 
-/// Whether both are the same name with different numbers: `robot_1` and `robot_2`.
+/// Returns whether both are the same name with different numbers: `robot_1` and `robot_2`.
 fn numbered(one: &str, other: &str) -> bool {
     let stem = |name: &str| name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     let (ours, theirs) = (stem(one), stem(other));

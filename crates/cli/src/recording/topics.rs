@@ -38,7 +38,7 @@ pub struct Topics {
 /// One topic.
 #[derive(Debug)]
 pub struct Topic {
-    /// Its type, if the recording gives it.
+    /// The type, if the recording gives it.
     pub schema: String,
     /// Number of messages.
     pub count: u64,
@@ -83,13 +83,13 @@ impl Topics {
         }
     }
 
-    /// The time from the first message to the last.
+    /// Returns the time from the first message to the last.
     pub fn length(&self) -> Duration {
         self.span
             .map_or(Duration::ZERO, |(first, last)| Duration::from_nanos(last - first))
     }
 
-    /// The topics by name.
+    /// Returns the topics by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Topic)> {
         self.by_name.iter().map(|(name, topic)| (name.as_str(), topic))
     }
@@ -120,17 +120,17 @@ impl Topic {
         self.last_ns = message.at_ns.max(self.last_ns);
     }
 
-    /// The mean size in bytes; at least one, because an empty message also takes airtime.
+    /// Returns the mean size in bytes; at least one, because an empty message also takes airtime.
     pub fn size_mean(&self) -> u64 {
         (self.total_bytes as f64 / self.count as f64).round().max(1.0) as u64
     }
 
-    /// The size in bytes that this share of the messages does not exceed.
+    /// Returns the size in bytes that this share of the messages does not exceed.
     pub fn size_quantile(&self, share: f64) -> u64 {
         self.sizes.quantile(share)
     }
 
-    /// The timing of its messages.
+    /// Returns the timing of its messages.
     pub fn rhythm(&self) -> Rhythm {
         let span_s = (self.last_ns - self.first_ns) as f64 * 1e-9;
         if self.count < MESSAGES_MIN || span_s <= 0.0 {

@@ -48,7 +48,7 @@ struct Second<'a> {
     left_out: usize,
 }
 
-/// The data as JSON that is safe inside a script element.
+/// Returns the data as JSON that is safe inside a script element.
 pub fn embed(page: &Page<'_>) -> String {
     let pairs = page.numbers.results.iter().zip(page.charts);
     let data = Data {
@@ -92,7 +92,7 @@ fn second(timeline: &Timeline) -> Second<'_> {
     }
 }
 
-/// The names used by the script.
+/// Returns the names used by the script.
 fn kind(kind: SpanKind) -> &'static str {
     match kind {
         SpanKind::Permit => "permit",

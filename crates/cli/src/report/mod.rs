@@ -35,7 +35,7 @@ pub struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// The complete file.
+    /// Returns the complete file.
     pub fn render(&self) -> String {
         let team = escape(&self.numbers.team);
         let embedded = data::embed(self);
@@ -134,7 +134,7 @@ fn section(id: &str, title: &str, what: &str) -> String {
     format!("<section id=\"{id}\">\n<h2>{title}</h2>\n<p class=\"note\">{what}</p>\n<div class=\"chart\"></div>\n</section>\n")
 }
 
-/// A sheet as an HTML table. Its first column is the policy, which determines the row's colour.
+/// Returns a sheet as an HTML table. Its first column is the policy, which determines the row's colour.
 fn table(sheet: &Sheet) -> String {
     let mut html = String::from("<div class=\"wide\"><table>\n<thead>\n");
     html += &header(sheet);

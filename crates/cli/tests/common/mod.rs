@@ -12,7 +12,7 @@ pub fn coorp(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The printed text.
+/// Returns the printed text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// Whether a test can run; in CI it must. Prints the reason directly, because the harness would hide it.
+/// Returns whether a test can run; in CI it must. Prints the reason directly, because the harness would hide it.
 pub fn possible(test: &str, tools: &[&str]) -> bool {
     let root = fs::read_to_string("/proc/self/status")
         .unwrap()

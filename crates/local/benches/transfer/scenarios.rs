@@ -117,7 +117,7 @@ fn pin(core: Option<usize>) {
     let _ = sched_setaffinity(None, &cores);
 }
 
-/// A domain of its own for every measurement.
+/// Returns a domain of its own for every measurement.
 fn domain() -> String {
     format!("bench-{}-{}", std::process::id(), now())
 }

@@ -74,7 +74,7 @@ pub struct BridgeSettings {
 }
 
 impl BridgeSettings {
-    /// The usual settings for a program on these robots.
+    /// Returns the usual settings for a program on these robots.
     pub fn new(domain: &str, robots: Vec<RobotId>, here: RobotId, hub: RobotId) -> Self {
         BridgeSettings {
             domain: domain.to_owned(),
@@ -100,7 +100,7 @@ pub trait Link {
     /// What ends the program on this robot.
     fn send_bulk(&mut self, to: RobotId, name: &str, slices: &[&[u8]]) -> Result<bool, String>;
 
-    /// The name of a robot.
+    /// Returns the name of a robot.
     fn name(&self, robot: RobotId) -> String;
 }
 
@@ -147,7 +147,7 @@ impl Arrivals {
         });
     }
 
-    /// Whether there is room for bulk. Until there is, keep it.
+    /// Returns whether there is room for bulk. Until there is, keep it.
     pub fn has_room(&self) -> bool {
         lock(&self.shared.arrived).bulk.len() < BULK_MAX
     }
@@ -272,7 +272,7 @@ impl Bridge {
         })
     }
 
-    /// Where the link puts what arrives.
+    /// Returns where the link puts what arrives.
     pub fn arrivals(&self) -> Arrivals {
         self.arrivals.clone()
     }
@@ -423,7 +423,7 @@ impl Bridge {
     }
 }
 
-/// The bridge's own clock.
+/// Returns the bridge's own clock.
 fn now() -> Instant {
     Clock::Machine.now()
 }

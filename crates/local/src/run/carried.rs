@@ -104,7 +104,7 @@ pub(super) enum Kept {
 }
 
 impl Received {
-    /// The header, as its sender wrote it.
+    /// Returns the header, as its sender wrote it.
     pub fn header(&self) -> &[u8] {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
@@ -115,7 +115,7 @@ impl Received {
         }
     }
 
-    /// How many parts it has.
+    /// Returns how many parts it has.
     pub fn parts(&self) -> usize {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
@@ -126,7 +126,7 @@ impl Received {
         }
     }
 
-    /// A part, if there are as many.
+    /// Returns a part, if there are as many.
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
@@ -137,7 +137,7 @@ impl Received {
         }
     }
 
-    /// The shared memory that it lies in, if it came that way.
+    /// Returns the shared memory that it lies in, if it came that way.
     pub fn payload(&self) -> Option<&Arc<Payload>> {
         match &self.0 {
             Kept::Inline(_) => None,

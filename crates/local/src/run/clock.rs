@@ -16,7 +16,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// The time.
+    /// Returns the time.
     pub fn now(self) -> Instant {
         static LATEST: AtomicU64 = AtomicU64::new(0);
         match self {

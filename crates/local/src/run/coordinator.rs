@@ -37,7 +37,7 @@ const TAKE_OFFICE: &str = "take the address of the program's coordinator";
 /// The channel on which the RTI of a program listens.
 pub(super) const RTI_CHANNEL: &str = "rti";
 
-/// The channel on which a federate listens.
+/// Returns the channel on which a federate listens.
 pub(super) fn federate_channel(federate: FederateId) -> String {
     format!("federate/{}", federate.0)
 }
@@ -126,14 +126,14 @@ pub fn coordinate(graph: &Arc<Graph>, settings: &CoordinatorSettings, standby: &
     Coordinator::open(graph, settings, standby)?.run()
 }
 
-/// The address of a domain's coordinator.
+/// Returns the address of a domain's coordinator.
 fn office_address(domain: &str) -> Result<SocketAddrUnix, Error> {
     let name = Name::new(domain)?;
     let address = format!("coorp-run/{}/{}", geteuid().as_raw(), name.as_str());
     SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(Error::system(TAKE_OFFICE))
 }
 
-/// The office, unless somebody has it.
+/// Returns the office, unless somebody has it.
 pub(super) fn try_office(domain: &str) -> Result<Option<OwnedFd>, Error> {
     match socket::listen(&office_address(domain)?) {
         Ok(office) => Ok(Some(office)),

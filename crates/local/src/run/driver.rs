@@ -179,20 +179,20 @@ impl<V: coorp_core::logical::Value> Coordinated<V> {
         Ok(is_flushed)
     }
 
-    /// How many messages wait, on the link where most do.
+    /// Returns how many messages wait, on the link where most do.
     fn waiting(&self) -> usize {
         let links = self.peers.values().chain([&self.rti]);
         links.map(Outbound::waiting).max().unwrap_or(0)
     }
 
-    /// Whether it has so much to do that its inbox waits, and with it those who send to it directly. An RTI's grants must
-    /// not wait; it has limits of its own.
+    /// Returns whether it has so much to do that its inbox waits, and with it those who send to it directly. An RTI's
+    /// grants must not wait; it has limits of its own.
     fn is_behind(&self, settings: &Settings) -> bool {
         let scheduler = self.federate.scheduler();
         settings.coordination != Coordination::Centralised && scheduler.events() >= EVENTS_MAX && scheduler.has_work()
     }
 
-    /// Whether everything that it sends will arrive, or cannot.
+    /// Returns whether everything that it sends will arrive, or cannot.
     fn is_connected(&mut self, outlets: &Outlets) -> bool {
         let Some(until) = self.connects_until else {
             return true;
@@ -838,7 +838,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         }
     }
 
-    /// The text of a refusal, with names.
+    /// Returns the text of a refusal, with names.
     fn describe(&self, refused: &Refused) -> String {
         let element = match refused {
             Refused::Unknown(element)
@@ -857,7 +857,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
 }
 
 impl Inlet {
-    /// The payload with this number; none if it was taken before.
+    /// Returns the payload with this number; none if it was taken before.
     fn payload(&mut self, number: u64) -> Result<Option<Arc<Payload>>, Failure> {
         loop {
             match &mut self.latest {
@@ -885,7 +885,7 @@ impl Inlet {
     }
 }
 
-/// The links to the federates that read this one's outputs.
+/// Returns the links to the federates that read this one's outputs.
 fn open_peers(graph: &Graph, id: FederateId, domain: &Domain) -> Result<BTreeMap<FederateId, Outbound>, Error> {
     let elements = graph.elements().iter().filter(|element| element.federate == id);
     let readers = elements.flat_map(|element| &element.to).map(|link| link.federate);

@@ -37,12 +37,12 @@ impl Outbound {
         })
     }
 
-    /// Whether somebody is at the other end.
+    /// Returns whether somebody is at the other end.
     pub fn is_connected(&self) -> bool {
         self.sender.readers() > 0
     }
 
-    /// How many messages wait here.
+    /// Returns how many messages wait here.
     pub fn waiting(&self) -> usize {
         self.backlog.len()
     }

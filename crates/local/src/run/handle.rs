@@ -36,7 +36,7 @@ impl<T> Clone for Handle<T> {
 }
 
 impl<T> Handle<T> {
-    /// A handle for one call of [`run`](super::run()).
+    /// Returns a handle for one call of [`run`](super::run()).
     ///
     /// # Errors
     /// If the system has no descriptor left.

@@ -83,7 +83,7 @@ impl Digest {
         *before = hash.digest();
     }
 
-    /// The hash of each reaction, by its full name.
+    /// Returns the hash of each reaction, by its full name.
     pub fn reactions(&self) -> &BTreeMap<String, u64> {
         &self.reactions
     }
@@ -205,7 +205,7 @@ impl Journal {
         }
     }
 
-    /// The physical inputs of the run, each once and ordered by tag.
+    /// Returns the physical inputs of the run, each once and ordered by tag.
     ///
     /// # Errors
     /// If a name in it is not of this program.
@@ -223,7 +223,7 @@ impl Journal {
             .collect())
     }
 
-    /// The inputs whose values came late, each with the tag that was meant.
+    /// Returns the inputs whose values came late, each with the tag that was meant.
     ///
     /// # Errors
     /// If a name in it is not of this program.
@@ -235,7 +235,7 @@ impl Journal {
         late.collect()
     }
 
-    /// The latest tag in it.
+    /// Returns the latest tag in it.
     pub fn last(&self) -> Option<Tag> {
         self.records
             .values()
@@ -244,7 +244,7 @@ impl Journal {
             .max()
     }
 
-    /// What this reaction did next, if it was at this tag.
+    /// Returns what this reaction did next, if it was at this tag.
     pub fn next(&mut self, graph: &Graph, reaction: ReactionId, tag: Tag) -> Option<Record> {
         let name = &graph.reaction(reaction)?.name;
         let records = self.records.get_mut(name)?;
@@ -252,12 +252,12 @@ impl Journal {
         records.pop_front()
     }
 
-    /// How many records are left.
+    /// Returns how many records are left.
     pub fn len(&self) -> usize {
         self.records.values().map(VecDeque::len).sum()
     }
 
-    /// Whether nothing is left.
+    /// Returns whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

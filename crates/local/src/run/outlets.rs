@@ -50,7 +50,7 @@ impl Outlets {
         })
     }
 
-    /// Whether all federates that read an output are connected to it.
+    /// Returns whether all federates that read an output are connected to it.
     pub fn are_connected(&self) -> bool {
         let mut outlets = self.outlets.values().map(lock);
         outlets.all(|outlet| outlet.sender.readers() >= outlet.readers)
@@ -101,7 +101,7 @@ impl Outlet {
     }
 }
 
-/// The channel of an output's large values.
+/// Returns the channel of an output's large values.
 pub(super) fn output_channel(output: ElementId) -> String {
     format!("output/{}", output.0)
 }

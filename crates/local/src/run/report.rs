@@ -26,7 +26,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// How many reactions ran, late ones among them.
+    /// Returns how many reactions ran, late ones among them.
     pub fn reactions(&self) -> u64 {
         self.reactions.iter().map(|spent| spent.count).sum()
     }
@@ -81,12 +81,12 @@ impl Arrivals {
         let _ = self.0.record(lag.as_nanos().div_ceil(1000));
     }
 
-    /// How many values came.
+    /// Returns how many values came.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// The time, to two digits, within which this share of the values came, between 0 and 1.
+    /// Returns the time, to two digits, within which this share of the values came, between 0 and 1.
     pub fn quantile(&self, share: f64) -> Duration {
         Duration::from_micros(self.0.value_at_quantile(share))
     }

@@ -14,7 +14,7 @@ pub enum Event {
     Reaction {
         /// The reaction.
         reaction: ReactionId,
-        /// Its tag.
+        /// The tag.
         tag: Tag,
         /// Whether its deadline had passed.
         late: bool,
@@ -27,14 +27,14 @@ pub enum Event {
         input: ElementId,
         /// The tag of the value.
         tag: Tag,
-        /// Its size.
+        /// The size.
         bytes: usize,
     },
     /// A value left for other federates.
     Sent {
         /// The output.
         output: ElementId,
-        /// Its size.
+        /// The size.
         bytes: usize,
     },
     /// A value came after its tag.
@@ -61,7 +61,7 @@ pub struct Trace {
 #[derive(Debug, Serialize)]
 pub struct Chrome<'a> {
     name: &'a str,
-    /// Its category.
+    /// The category.
     cat: &'static str,
     /// The phase: `X` for a slice, `i` for an instant, `M` for a name.
     ph: &'static str,
@@ -95,17 +95,17 @@ impl Trace {
         }
     }
 
-    /// The events, each with its time on the clock of [`now`](super::now).
+    /// Returns the events, each with its time on the clock of [`now`](super::now).
     pub fn events(&self) -> &[(Instant, Event)] {
         &self.events
     }
 
-    /// How many events there was no room for.
+    /// Returns how many events there was no room for.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// The events for a viewer: federates appear as processes, reactors as threads.
+    /// Returns the events for a viewer: federates appear as processes, reactors as threads.
     pub fn chrome<'a>(&'a self, graph: &'a Graph, federate: u16) -> impl Iterator<Item = Chrome<'a>> {
         let reactors = graph.reactors().filter(move |(.., on)| on.0 == federate);
         let label = move |name: &'static str, tid: u32, of: &'a str| Chrome {

@@ -19,7 +19,7 @@ use crate::topic::checked;
 use crate::wire::{self, ControlHeader, Frame, Gathering, Hello, Parcel, Refusal, Revocations, WrapHeader};
 use crate::Error;
 
-/// Whether a message goes over coordination's stream, and not with control, tied to one path.
+/// Returns whether a message goes over coordination's stream, and not with control, tied to one path.
 fn is_coordination(message: &Message) -> bool {
     matches!(message, Message::Coordination(_) | Message::Models { .. })
 }

@@ -42,7 +42,7 @@ pub(crate) enum Offer {
     Part(Box<Part>),
     /// It is whole, and recorded as delivered only now.
     Whole(Whole),
-    /// Its missing bytes do not fit on the disk.
+    /// The missing bytes do not fit on the disk.
     NoRoom(NoRoom),
     /// Too many messages wait to be taken.
     Full,
@@ -77,7 +77,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// The folder of a sender, below a robot's.
+    /// Returns the folder of a sender, below a robot's.
     pub fn of(disk: Arc<dyn Disk>, robot: &Path, sender: &str) -> Inbox {
         Inbox {
             disk,
@@ -92,7 +92,7 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// Whether the folder exists.
+    /// Returns whether the folder exists.
     pub fn exists(&self) -> bool {
         self.disk.about(&self.folder).is_ok_and(|about| !about.is_file)
     }
@@ -121,7 +121,7 @@ impl Inbox {
         self.disk.about(file).is_ok_and(|about| about.is_file)
     }
 
-    /// The path of a whole message.
+    /// Returns the path of a whole message.
     fn place_of(&self, begin: &Begin) -> PathBuf {
         let name = format!(
             "{:016x}+{:016x}+{}",
@@ -218,22 +218,22 @@ impl Inbox {
 }
 
 impl Part {
-    /// The number of bytes that have arrived.
+    /// Returns the number of bytes that have arrived.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// The length of the whole message, bytes.
+    /// Returns the length of the whole message, bytes.
     pub fn whole_length(&self) -> u64 {
         self.begin.length
     }
 
-    /// The number of bytes that are still missing.
+    /// Returns the number of bytes that are still missing.
     pub fn missing(&self) -> u64 {
         self.begin.length - self.length
     }
 
-    /// The hash of the bytes that have arrived.
+    /// Returns the hash of the bytes that have arrived.
     pub fn hash(&self) -> [u8; 32] {
         *self.hasher.finalize().as_bytes()
     }

@@ -98,7 +98,7 @@ impl Written {
         }
     }
 
-    /// The number of bytes written.
+    /// Returns the number of bytes written.
     pub fn length(&self) -> u64 {
         self.length as u64
     }
@@ -118,7 +118,7 @@ impl Written {
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
     pub hash: [u8; 32],
-    /// Its length, bytes.
+    /// The length, bytes.
     pub length: usize,
     content: Content,
 }
@@ -131,7 +131,8 @@ enum Content {
 }
 
 impl Message {
-    /// A message that another program has written and hashed, if its memory is that: reading another file might block.
+    /// Returns a message that another program has written and hashed, if its memory is that: reading another file might
+    /// block.
     pub fn in_memory(content: OwnedFd, length: u64, hash: [u8; 32]) -> io::Result<Message> {
         // Other files have no seals.
         fcntl(&content, FcntlArg::F_GET_SEALS)?;

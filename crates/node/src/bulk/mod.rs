@@ -581,7 +581,7 @@ pub struct BulkMessage {
     pub from: RobotId,
     /// The sender's name for it.
     pub name: String,
-    /// Its length, bytes.
+    /// The length, bytes.
     pub length: u64,
     path: PathBuf,
     on: By<Arc<dyn Disk>, Parcel>,
@@ -615,7 +615,7 @@ impl BulkMessage {
         }
     }
 
-    /// The file that contains it, until it is taken.
+    /// Returns the file that contains it, until it is taken.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -168,14 +168,14 @@ async fn take_rest(
     }
 }
 
-/// The answer if a message does not fit on the disk.
+/// Returns the answer if a message does not fit on the disk.
 fn no_room(bulk: &Bulk, why: NoRoom) -> Answer {
     bulk.room.note(&bulk.state, Some(why));
     let NoRoom { missing, usable, most } = why;
     Answer::NoRoom { missing, usable, most }
 }
 
-/// The answer if a message of some length could not be written.
+/// Returns the answer if a message of some length could not be written.
 fn unwritten(bulk: &Bulk, length: u64, error: &io::Error) -> Answer {
     let space = bulk.member.ground.disk().space(&bulk.state);
     match space {

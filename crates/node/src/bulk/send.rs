@@ -266,7 +266,7 @@ const FULL: &str = "too many messages wait there to be taken";
 const DISK: &str = "it cannot be written down there: its log says why";
 const UNLED: &str = "no robot leads, so that nobody gives permits: are enough of them switched on?";
 
-/// Why a message does not fit on its receiver's disk.
+/// Returns why a message does not fit on its receiver's disk.
 fn no_room(length: u64, missing: u64, usable: u64, most: u64) -> String {
     let fits = length <= most;
     let [missing, usable, most] = [missing, usable, most].map(megabytes);

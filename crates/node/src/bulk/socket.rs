@@ -60,7 +60,7 @@ const FOLLOWS: &str = "the thread that follows bulk";
 
 /// Decides about each bulk datagram, and learns from those that have left.
 pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
-    /// The time, on the clock used throughout.
+    /// Returns the time, on the clock used throughout.
     fn now(&self) -> Instant;
     /// Returns whether a datagram may go over a path with `n` on their way, and when that was decided.
     fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
@@ -188,12 +188,12 @@ impl GatedSocket {
         Ok(gated)
     }
 
-    /// The source of completions.
+    /// Returns the source of completions.
     pub fn completions(&self) -> Completions {
         Completions::numbered(self.completions.load(Ordering::Relaxed))
     }
 
-    /// The number of datagrams below the gate.
+    /// Returns the number of datagrams below the gate.
     pub fn in_flight(&self) -> usize {
         lock(&self.under).datagrams
     }
@@ -210,7 +210,7 @@ impl GatedSocket {
         }
     }
 
-    /// The flag that a permit allows bulk.
+    /// Returns the flag that a permit allows bulk.
     pub fn permitted(&self) -> Arc<AtomicBool> {
         self.permitted.clone()
     }

@@ -25,7 +25,7 @@ const ACKNOWLEDGE_THIN_WITHIN: Duration = Duration::from_millis(8);
 /// How much a receiver buffers ahead of its disk, and a sender keeps ready, bytes.
 const WINDOW_BYTES: u32 = 8 << 20;
 
-/// The receiving configuration: accepts members of the team.
+/// Returns the receiving configuration: accepts members of the team.
 pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, Error> {
     let mut config = credentials.server(PROTOCOL)?;
     let mut transport = transport();
@@ -37,8 +37,8 @@ pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, E
     Ok(config)
 }
 
-/// The sending configuration of one connection: datagrams of these lengths, as its turns and permits allow. They are
-/// acknowledged after `every` of them; `None`: as soon as possible.
+/// Returns the sending configuration of one connection: datagrams of these lengths, as its turns and permits allow.
+/// They are acknowledged after `every` of them; `None`: as soon as possible.
 pub(super) fn sender(
     lengths: MtuDiscoveryConfig,
     permitted: PermittedCubicConfig,

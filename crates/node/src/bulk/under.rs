@@ -50,7 +50,7 @@ pub(crate) struct SendCall {
     /// Whether the gate decided about it, and learns from it.
     pub bulk: bool,
     pub tail: Tail,
-    /// Its end in the send queue.
+    /// The end in the send queue.
     pub mark: u64,
 }
 
@@ -105,13 +105,13 @@ impl Under {
 
 #[cfg(test)]
 impl SendCall {
-    /// The number in its last bytes, which tests put there.
+    /// Returns the number in its last bytes, which tests put there.
     pub fn number(&self) -> u32 {
         let [.., a, b, c, d] = self.tail;
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// The number of datagrams that left between its handover and its own departure, without its last one.
+    /// Returns the number of datagrams that left between its handover and its own departure, without its last one.
     pub fn ahead(&self) -> usize {
         (self.left_by - self.left_before) as usize - 1
     }

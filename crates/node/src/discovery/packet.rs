@@ -72,7 +72,7 @@ impl Names {
         }
     }
 
-    /// What a robot announces from an address; `port` is its first one.
+    /// Returns what a robot announces from an address; `port` is its first one.
     pub fn announcement(&self, robot: RobotId, path: u8, from: Ipv4Addr, port: u16) -> Vec<u8> {
         let built = || -> Result<Vec<u8>, SimpleDnsError> {
             let (instance, host) = (self.instance(robot, path), self.host(robot, path));
@@ -183,7 +183,7 @@ impl Names {
         (!asked.is_empty()).then_some(Heard::Question(asked))
     }
 
-    /// The robot and path that an instance's label means.
+    /// Returns the robot and path that an instance's label means.
     fn named(&self, label: &[u8]) -> Option<(RobotId, u8)> {
         let (robot, path) = std::str::from_utf8(label).ok()?.split_once('-')?;
         let place = self.robots.iter().position(|name| name == robot)?;
@@ -214,7 +214,7 @@ impl Names {
     }
 }
 
-/// The first label of an instance's name of this service.
+/// Returns the first label of an instance's name of this service.
 fn instance_of<'n>(name: &'n Name<'_>) -> Option<&'n [u8]> {
     let is_instance = name.get_labels().len() == 4 && name.is_subdomain_of(&Name::new_unchecked(SERVICE));
     name.as_bytes().next().filter(|_| is_instance)

@@ -32,8 +32,8 @@ impl Place {
     }
 }
 
-/// The places of a robot, or of the operator, on a machine with these interfaces: on those that the team file names, or
-/// else on all. A robot with addresses only looks for those without.
+/// Returns the places of a robot, or of the operator, on a machine with these interfaces: on those that the team file
+/// names, or else on all. A robot with addresses only looks for those without.
 pub(crate) fn places(team: &Team, me: Option<RobotId>, paths: usize, here: &[NetworkInterface]) -> Vec<Place> {
     let robot = me.and_then(|me| team.robots.get(usize::from(me.0)));
     let (interfaces, addresses) = robot.map_or((&[][..], &[][..]), |robot| (&robot.interfaces, &robot.addresses));

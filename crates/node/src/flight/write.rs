@@ -119,8 +119,8 @@ impl Ring {
         self.file.as_mut().map_or(Ok(()), |file| file.write_all(&bytes))
     }
 
-    /// The next file; the oldest ones make room for it. Their names are in order. On a disk that has no more than its
-    /// reserve, the ring does not grow.
+    /// Returns the next file; the oldest ones make room for it. Their names are in order. On a disk that has no more
+    /// than its reserve, the ring does not grow.
     fn open(&mut self) -> io::Result<Box<dyn Opened>> {
         self.disk.make(&self.folder, 0o777)?;
         let listed = self.disk.list(&self.folder)?.into_iter();
@@ -145,7 +145,7 @@ impl Ring {
     }
 }
 
-/// The start that a file is of, by its name.
+/// Returns the start that a file is of, by its name.
 fn start_of(file: &Path) -> Option<u64> {
     let (start, _) = file.file_name()?.to_str()?.split_once('-')?;
     start.parse().ok()

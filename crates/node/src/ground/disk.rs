@@ -36,7 +36,7 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn take(&self, file: &Path) -> io::Result<Vec<u8>>;
     /// Moves a file to where a program wants it, on another disk too, and stays there after a power cut.
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()>;
-    /// The space on the disk below a folder.
+    /// Returns the space on the disk below a folder.
     fn space(&self, folder: &Path) -> io::Result<Space>;
 }
 
@@ -45,9 +45,9 @@ pub(crate) trait Opened: Read + Write + Seek + fmt::Debug + Send + Sync {
     fn set_len(&self, bytes: u64) -> io::Result<()>;
     /// Waits until the content survives a power cut.
     fn sync(&self) -> io::Result<()>;
-    /// The space on its disk.
+    /// Returns the space on its disk.
     fn space(&self) -> io::Result<Space>;
-    /// The same file once more.
+    /// Returns the same file once more.
     fn again(&self) -> io::Result<Box<dyn Opened>>;
 }
 
@@ -83,7 +83,7 @@ fn beside(path: &Path) -> PathBuf {
     new.into()
 }
 
-/// The folder of a file. That of one in the current folder has an empty parent.
+/// Returns the folder of a file. That of one in the current folder has an empty parent.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))

@@ -126,7 +126,7 @@ impl Bound for UdpSocket {
     }
 }
 
-/// A UDP socket at an address, bound to an interface if one is given.
+/// Returns a UDP socket at an address, bound to an interface if one is given.
 pub(crate) fn socket(address: SocketAddr, interface: Option<&String>) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     // As large as the system allows.

@@ -216,7 +216,7 @@ impl Letter {
         })
     }
 
-    /// The number of bytes written.
+    /// Returns the number of bytes written.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -284,7 +284,7 @@ impl Received {
         self.waiting.put(message, |_| false);
     }
 
-    /// How often another agent has to be asked.
+    /// Returns how often another agent has to be asked.
     pub fn asks_anew(&self) -> usize {
         let mut counts = lock(&self.counts);
         counts.asked = counts.waiting;

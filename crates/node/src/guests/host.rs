@@ -79,7 +79,7 @@ impl Guests {
         self.threads.end(std::future::ready(()), CLOSE_MAX, CLOSE_MAX);
     }
 
-    /// Where programs join.
+    /// Returns where programs join.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -155,7 +155,7 @@ async fn attend(agent: Arc<Agent>, stream: UnixStream, place: Option<OwnedSemaph
     tracing::info!("process {process} has left {name}{why}");
 }
 
-/// Why a program may not join.
+/// Returns why a program may not join.
 fn why_not(agent: &Agent, hello: &FromGuest) -> Option<String> {
     let FromGuest::Hello { team, robot, insecure } = hello else {
         return Some("it does not introduce itself".to_owned());

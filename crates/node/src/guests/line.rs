@@ -67,13 +67,13 @@ impl Incoming {
         }
     }
 
-    /// The descriptor that came with the frame.
+    /// Returns the descriptor that came with the frame.
     pub fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.descriptors.pop_front().ok_or_else(|| refused(Refusal::Malformed))
     }
 }
 
-/// The error for what is no frame.
+/// Returns the error for what is no frame.
 pub(super) fn refused(refusal: Refusal) -> io::Error {
     let why = match refusal {
         Refusal::Oversized => "it sends too long a frame",

@@ -32,7 +32,7 @@ const PATH_BYTES_MAX: usize = 107;
 pub(crate) struct Place(PathBuf);
 
 impl Place {
-    /// Where a robot's agent listens, given its state folder.
+    /// Returns where a robot's agent listens, given its state folder.
     pub fn to_listen(team: &str, robot: &str, state: &Path) -> Place {
         let run = Path::new(RUN).join(file_name(robot));
         let is_service = std::env::var_os("RUNTIME_DIRECTORY").is_some_and(|folder| Path::new(&folder) == run);
@@ -46,7 +46,7 @@ impl Place {
         Place(state.join(NAME))
     }
 
-    /// Where a program looks for a robot's agent.
+    /// Returns where a program looks for a robot's agent.
     pub fn to_find(team: &str, robot: &str, state: Option<&Path>) -> Vec<Place> {
         let given = || std::env::var_os(GIVEN).filter(|folder| !folder.is_empty());
         let own = match state {
@@ -64,7 +64,7 @@ impl Place {
         Place(Path::new(RUN).join(file_name(robot)).join(socket))
     }
 
-    /// The path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -208,7 +208,7 @@ impl Guest {
         })
     }
 
-    /// The robot.
+    /// Returns the robot.
     pub fn place(&self) -> RobotId {
         self.link.me
     }
@@ -298,7 +298,7 @@ impl Reply {
     }
 }
 
-/// The hash of what an agent and its guests must agree on: which robot has which number.
+/// Returns the hash of what an agent and its guests must agree on: which robot has which number.
 pub(super) fn team_hash(team: &Team) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     let names = team.robots.iter().map(|robot| &robot.name);
@@ -323,7 +323,7 @@ fn connect(place: &Place) -> io::Result<StdUnixStream> {
 }
 
 impl Link {
-    /// The robot's clock.
+    /// Returns the robot's clock.
     pub fn now(&self) -> Instant {
         STARTED + since_boot().saturating_sub(lock(&self.state).began)
     }

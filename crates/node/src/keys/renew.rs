@@ -30,13 +30,14 @@ const OLD: &str = "old";
 /// The certificate of the new authority that the old one has signed.
 const LINK: &str = "link.pem";
 
-/// The folder with the old keys; `None` if they are not being renewed.
+/// Returns the folder with the old keys; `None` if they are not being renewed.
 pub(super) fn old(folder: &Path) -> Option<PathBuf> {
     let old = folder.join(OLD);
     old.exists().then_some(old)
 }
 
-/// The certificate by which robots with old keys know the new authority, in PEM; empty if keys are not being renewed.
+/// Returns the certificate by which robots with old keys know the new authority, in PEM; empty if keys are not being
+/// renewed.
 pub(super) fn link(folder: &Path) -> Result<String, Error> {
     match old(folder) {
         Some(_) => read(&folder.join(LINK)),
@@ -44,7 +45,7 @@ pub(super) fn link(folder: &Path) -> Result<String, Error> {
     }
 }
 
-/// Where new keys are made, until they are whole.
+/// Returns where new keys are made, until they are whole.
 fn beside(folder: &Path) -> PathBuf {
     let mut new = folder.as_os_str().to_owned();
     new.push(".new");

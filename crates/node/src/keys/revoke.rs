@@ -90,7 +90,7 @@ fn signed(issuer: &AuthorityKey, number: u64, serials: &BTreeSet<Vec<u8>>) -> Re
     Ok(list.der().to_vec())
 }
 
-/// The serial number of a certificate.
+/// Returns the serial number of a certificate.
 pub(super) fn serial(file: &Path) -> Result<Vec<u8>, Error> {
     let unusable = |error: String| Error::Keys(format!("{} is no certificate: {error}", file.display()));
     let certificate = CertificateDer::from_pem_file(file).map_err(|error| unusable(error.to_string()))?;

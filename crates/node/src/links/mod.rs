@@ -91,7 +91,7 @@ pub(crate) trait Receiver: Send + Sync {
     fn on_frame(&self, from: RobotId, link: LinkId, frame: &[u8]);
     /// A link has ended.
     fn on_ended(&self, from: RobotId, link: LinkId);
-    /// What this robot announces about itself, under this number.
+    /// Returns what this robot announces about itself, under this number.
     fn hello(&self, number: u64) -> Hello;
     /// The interface of a path is another card now. If what is not a link cannot use it, nothing changes.
     fn on_new_card(&self, path: usize) -> Result<(), Error>;
@@ -231,7 +231,7 @@ impl Links {
         target
     }
 
-    /// The longest datagram to a robot over a path, bytes; `None` if there is no link.
+    /// Returns the longest datagram to a robot over a path, bytes; `None` if there is no link.
     pub fn room(&self, to: RobotId, path: usize) -> Option<usize> {
         self.best(to, path)?.connection.max_datagram_size()
     }
@@ -280,8 +280,8 @@ impl Links {
 
     // --- the links --------------------------------------------------------------------------------------------
 
-    /// The link over which to send: of several that have announced themselves, that of the robot earlier in the team file,
-    /// and of these the newest.
+    /// Returns the link over which to send: of several that have announced themselves, that of the robot earlier in the
+    /// team file, and of these the newest.
     fn best(&self, to: RobotId, path: usize) -> Option<Arc<Up>> {
         let links = lock(self.links.get(usize::from(to.0))?.get(path)?);
         let open = links.iter().filter(|up| up.is_open());
@@ -380,13 +380,13 @@ impl Links {
         }
     }
 
-    /// When a robot's link began, if it has not ended.
+    /// Returns when a robot's link began, if it has not ended.
     pub fn began(&self, of: RobotId, link: LinkId) -> Option<Instant> {
         let links = self.open_to(of);
         links.iter().find(|up| up.id == link).map(|up| up.began)
     }
 
-    /// The addresses at the other ends of a robot's links.
+    /// Returns the addresses at the other ends of a robot's links.
     pub fn addresses(&self, of: RobotId) -> Vec<IpAddr> {
         let addresses: BTreeSet<IpAddr> = self.open_to(of).iter().map(|up| address(&up.connection)).collect();
         addresses.into_iter().collect()
@@ -462,7 +462,7 @@ impl Links {
 /// Coordination's stream of a link.
 type Streams = (SendStream, RecvStream);
 
-/// The port for a robot's links over a path.
+/// Returns the port for a robot's links over a path.
 pub(crate) fn port(team: &Team, robot: RobotId, path: usize) -> u16 {
     // A team file has no more paths than there are ports.
     team.port(robot) + PORT + u16::try_from(path).unwrap_or(0)
@@ -476,7 +476,7 @@ fn close_older<'u>(links: impl IntoIterator<Item = &'u Arc<Up>>, newer: &Up) {
     }
 }
 
-/// The address at the other end.
+/// Returns the address at the other end.
 fn address(connection: &Connection) -> IpAddr {
     connection.remote_address().ip().to_canonical()
 }
@@ -485,7 +485,7 @@ fn path_id(path: usize) -> PathId {
     PathId(u8::try_from(path).unwrap_or(u8::MAX))
 }
 
-/// What a port that is in use already means.
+/// Returns what a port that is in use already means.
 fn is_taken(member: &Member, port: u16, error: Error) -> Error {
     match error {
         Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(

@@ -88,7 +88,7 @@ impl MarkedSocket {
         }))
     }
 
-    /// What the socket has handed over, to follow messages until that has left.
+    /// Returns what the socket has handed over, to follow messages until that has left.
     pub fn handed(&self) -> Arc<Handed> {
         self.handed.clone()
     }

@@ -34,7 +34,7 @@ impl Subscriptions {
         }
     }
 
-    /// The robots that a topic's messages go to.
+    /// Returns the robots that a topic's messages go to.
     pub fn subscribers(&self, topic: &str, now: Instant) -> Vec<RobotId> {
         let counts = |of: &Subscribed| of.topics.contains(topic) && of.gone_at.is_none_or(|gone| now < gone + LINGER);
         let subscribers = self.0.iter().filter(|(_, of)| counts(of));

@@ -29,7 +29,7 @@ const RECEIVE_BYTES: u32 = 32 << 20;
 /// The size of the queues of datagrams to send and to receive; older ones make room.
 const DATAGRAMS_BYTES: usize = 256 << 10;
 
-/// The configuration of a link, for the end that `opens` it or the other one, with datagrams of these lengths.
+/// Returns the configuration of a link, for the end that `opens` it or the other one, with datagrams of these lengths.
 pub(crate) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport

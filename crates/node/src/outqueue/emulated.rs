@@ -98,7 +98,7 @@ impl Emulated {
         }
     }
 
-    /// What all interfaces' cards have freed of the socket.
+    /// Returns what all interfaces' cards have freed of the socket.
     pub fn freed(&self) -> Arc<Freed> {
         self.freed.clone()
     }

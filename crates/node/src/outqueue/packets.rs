@@ -52,7 +52,7 @@ impl EmulatedPackets {
         })
     }
 
-    /// The count of freed bytes of one socket.
+    /// Returns the count of freed bytes of one socket.
     pub fn freed(&self, socket: usize) -> Arc<Freed> {
         self.sockets[socket].clone()
     }

@@ -66,7 +66,7 @@ pub(super) struct Card {
 
 /// A raw socket, and what it has handed over.
 struct RawSocket {
-    /// Its number for the emulator.
+    /// The number for the emulator.
     number: usize,
     socket: Socket,
     queue: OutQueue,
@@ -88,11 +88,11 @@ pub(super) struct Sent {
     /// The number of packets that had left then, and once it had left itself.
     pub left_before: u64,
     pub left_by: u64,
-    /// Its flow, if it is control and the robot knows the flow.
+    /// The flow, if it is control and the robot knows the flow.
     pub flow: Option<FlowId>,
     pub class: Class,
     packets: usize,
-    /// Its end in the send queue.
+    /// The end in the send queue.
     mark: u64,
     bytes: usize,
 }
@@ -125,22 +125,22 @@ impl Card {
         })
     }
 
-    /// The number of packets below, control aside.
+    /// Returns the number of packets below, control aside.
     pub fn below(&self) -> usize {
         self.rest.below + self.together.as_ref().map_or(0, |(socket, _)| socket.below)
     }
 
-    /// Whether nothing is below.
+    /// Returns whether nothing is below.
     pub fn is_empty(&self) -> bool {
         self.voice.below + self.below() == 0
     }
 
-    /// Whether segments can go together at all.
+    /// Returns whether segments can go together at all.
     pub fn takes_segments(&self) -> bool {
         self.together.is_some()
     }
 
-    /// How many segments may go together now to a receiver, of so many packets that may go at all.
+    /// Returns how many segments may go together now to a receiver, of so many packets that may go at all.
     pub fn together(&mut self, receiver: Ipv4Addr, most: usize, now: Instant) -> usize {
         if self.together.is_some() && self.neighbours.hardware(receiver, now).is_some() {
             most
@@ -154,7 +154,7 @@ impl Card {
         self.neighbours.refresh(now);
     }
 
-    /// Whether all that was handed over until then has left.
+    /// Returns whether all that was handed over until then has left.
     pub fn has_sent_until(&self, then: Instant) -> bool {
         let together = self.together.as_ref().map(|(socket, _)| socket);
         let sockets = [&self.voice, &self.rest].into_iter().chain(together);
@@ -294,7 +294,7 @@ fn mark(packet: &mut [u8], class: Class) {
     }
 }
 
-/// A socket whose packets leave by one interface.
+/// Returns a socket whose packets leave by one interface.
 fn open_raw(outlet: &Outlet) -> io::Result<Socket> {
     // With this protocol, packets come with their headers, and nothing is ever received.
     let raw = Protocol::from(libc::IPPROTO_RAW);

@@ -84,7 +84,7 @@ impl Neighbours {
         }
     }
 
-    /// A receiver's hardware address, if it has one that is known.
+    /// Returns a receiver's hardware address, if it has one that is known.
     pub fn hardware(&mut self, receiver: Ipv4Addr, now: Instant) -> Option<Hardware> {
         if !self.knows(receiver, now) {
             return None;
@@ -93,7 +93,7 @@ impl Neighbours {
     }
 }
 
-/// The complete entries of an interface: address, type, flags, hardware address, mask, device.
+/// Returns the complete entries of an interface: address, type, flags, hardware address, mask, device.
 fn complete(table: &str, interface: &str) -> BTreeMap<Ipv4Addr, Option<Hardware>> {
     let entry = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();

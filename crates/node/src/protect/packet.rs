@@ -47,7 +47,7 @@ impl Cut {
         }
     }
 
-    /// The flow of a later fragment, if its first one was seen.
+    /// Returns the flow of a later fragment, if its first one was seen.
     pub fn flow(&self, packet: &[u8]) -> Option<Flow> {
         let name = Some(datagram(packet)).filter(|_| word(packet, FRAGMENT) & PLACE != 0)?;
         let found = self.recent.iter().find(|(known, _)| *known == name);
@@ -55,7 +55,7 @@ impl Cut {
     }
 }
 
-/// What identifies a datagram's fragments: addresses, identification and protocol.
+/// Returns what identifies a datagram's fragments: addresses, identification and protocol.
 fn datagram(packet: &[u8]) -> [u8; 11] {
     let mut name = [0; 11];
     name[..8].copy_from_slice(&packet[ADDRESSES]);
@@ -98,7 +98,7 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
     })
 }
 
-/// The sender's address and the receiver's; `None` if it is not an IPv4 packet of exactly this length.
+/// Returns the sender's address and the receiver's; `None` if it is not an IPv4 packet of exactly this length.
 pub(super) fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     head(packet)?;
     Some((
@@ -136,7 +136,7 @@ pub(super) fn parts<'m>(
     })
 }
 
-/// The head of a packet, or a part of one, with this content.
+/// Returns the head of a packet, or a part of one, with this content.
 pub(super) fn of(head: Head, bytes: usize, content: Content) -> Head {
     Head {
         flow: Flow {
@@ -162,7 +162,7 @@ impl Packet {
         Packet::One(One { bytes, cut: 0 })
     }
 
-    /// How many packets it is on the air.
+    /// Returns how many packets it is on the air.
     pub fn count(&self) -> usize {
         match self {
             Packet::One(_) => 1,
@@ -170,7 +170,7 @@ impl Packet {
         }
     }
 
-    /// The receiver's address.
+    /// Returns the receiver's address.
     pub fn to(&self) -> Ipv4Addr {
         match self {
             Packet::One(one) => to(&one.bytes),
@@ -197,7 +197,7 @@ impl Packet {
         }
     }
 
-    /// All that is left, one by one.
+    /// Returns all that is left, one by one.
     pub fn one_by_one(self) -> Vec<Box<[u8]>> {
         let mut ones = Vec::with_capacity(self.count());
         let mut add = |packet| {
@@ -217,7 +217,7 @@ impl Packet {
         ones
     }
 
-    /// The rest, ready to be sent.
+    /// Returns the rest, ready to be sent.
     pub fn rest(self) -> Packet {
         match self {
             Packet::One(one) => Packet::of(one.into_bytes()),
@@ -249,7 +249,7 @@ impl One {
         Some((Packet::of(piece), space as u32))
     }
 
-    /// The whole packet, or its last fragment if others have been cut off.
+    /// Returns the whole packet, or its last fragment if others have been cut off.
     pub fn into_bytes(self) -> Box<[u8]> {
         match self.cut {
             0 => self.bytes,
@@ -257,7 +257,7 @@ impl One {
         }
     }
 
-    /// The next fragment, with so many bytes inside.
+    /// Returns the next fragment, with so many bytes inside.
     fn fragment(&self, inside: usize) -> Box<[u8]> {
         let (header, all) = self.bytes.split_at(header_bytes(&self.bytes));
         let mut fragment = [header, &all[self.cut..self.cut + inside]].concat();
@@ -274,7 +274,7 @@ impl One {
     }
 }
 
-/// All fragments of a packet.
+/// Returns all fragments of a packet.
 pub(super) fn fragments(packet: Box<[u8]>, mtu: usize) -> Vec<Box<[u8]>> {
     let mut packet = Packet::of(packet);
     let mut pieces: Vec<_> = std::iter::from_fn(|| packet.cut(mtu, 1))
@@ -292,13 +292,13 @@ pub(super) fn finish(packet: &mut [u8]) {
     packet[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Whether the sender forbids that the packet is cut.
+/// Returns whether the sender forbids that the packet is cut.
 pub(super) fn is_uncuttable(packet: &[u8]) -> bool {
     word(packet, FRAGMENT) & DONT_FRAGMENT != 0
 }
 
-/// What its sender is told of a packet that is too long and must not be cut: 'fragmentation needed' (RFC 1191), as if its
-/// receiver said so.
+/// Returns what its sender is told of a packet that is too long and must not be cut: 'fragmentation needed' (RFC 1191),
+/// as if its receiver said so.
 pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
     const ICMP: u8 = 1;
     const ICMP_HEADER_BYTES: usize = 8;
@@ -321,7 +321,7 @@ pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
     reply
 }
 
-/// The length of an IPv4 packet's header.
+/// Returns the length of an IPv4 packet's header.
 pub(super) fn header_bytes(packet: &[u8]) -> usize {
     usize::from(packet[0] & 0x0f) * 4
 }
@@ -342,7 +342,7 @@ fn set_udp_checksum(packet: &mut [u8], at: usize) {
     packet[checksum].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The sum of the header before what begins at this place (RFC 9293, section 3.1).
+/// Returns the sum of the header before what begins at this place (RFC 9293, section 3.1).
 pub(super) fn pseudo_sum(packet: &[u8], at: usize) -> u16 {
     ones_sum(
         &packet[ADDRESSES],
@@ -350,7 +350,7 @@ pub(super) fn pseudo_sum(packet: &[u8], at: usize) -> u16 {
     )
 }
 
-/// The ones' complement sum of words (RFC 1071) and of what was summed before.
+/// Returns the ones' complement sum of words (RFC 1071) and of what was summed before.
 pub(super) fn ones_sum(bytes: &[u8], before: u32) -> u16 {
     let words = bytes.chunks_exact(2);
     let last = words.remainder().first().map_or(0, |byte| u32::from(*byte) << 8);
@@ -362,12 +362,12 @@ pub(super) fn ones_sum(bytes: &[u8], before: u32) -> u16 {
     sum as u16
 }
 
-/// Whether it is a part of a longer packet.
+/// Returns whether it is a part of a longer packet.
 pub(super) fn is_fragment(header: &[u8]) -> bool {
     word(header, FRAGMENT) & (MORE_FRAGMENTS | PLACE) != 0
 }
 
-/// The number of the protocol inside.
+/// Returns the number of the protocol inside.
 pub(super) fn protocol(packet: &[u8]) -> u8 {
     packet[9]
 }
@@ -384,12 +384,12 @@ pub(super) fn add_to_identification(packet: &mut [u8], more: u16) {
     packet[IDENTIFICATION..IDENTIFICATION + 2].copy_from_slice(&own.to_be_bytes());
 }
 
-/// A packet's DSCP.
+/// Returns a packet's DSCP.
 pub(super) fn dscp(packet: &[u8]) -> u8 {
     packet[TOS] >> 2
 }
 
-/// The receiver's address.
+/// Returns the receiver's address.
 pub(super) fn to(packet: &[u8]) -> Ipv4Addr {
     Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19])
 }
@@ -399,8 +399,8 @@ pub(super) fn set_dscp(packet: &mut [u8], dscp: u8) {
     packet[TOS] = dscp << 2 | packet[TOS] & 0b11;
 }
 
-/// The identification and the total length, by which the emulator names a packet. The kernel sets an identification of 0 to
-/// something else, so `fresh` does it; all fragments of a packet get the same one.
+/// Returns the identification and the total length, by which the emulator names a packet. The kernel sets an
+/// identification of 0 to something else, so `fresh` does it; all fragments of a packet get the same one.
 pub(super) fn name(packet: &mut [u8], fresh: u16) -> (u16, u16) {
     if word(packet, IDENTIFICATION) == 0 {
         let fresh = if is_fragment(packet) { u16::MAX } else { fresh };
@@ -420,7 +420,7 @@ mod tests {
 
     use super::*;
 
-    /// A UDP packet with a payload.
+    /// Returns a UDP packet with a payload.
     fn udp(payload: &[u8]) -> Vec<u8> {
         let length = (28 + payload.len()) as u16;
         let mut packet = vec![0x45, 0xb9, 0, 0, 0, 0, 0x40, 0, 64, UDP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
@@ -516,7 +516,7 @@ mod tests {
         assert_eq!(head(&udp(b"")).unwrap().message_bytes, None);
     }
 
-    /// A DDS message with a sample of one writer and a heartbeat of another.
+    /// Returns a DDS message with a sample of one writer and a heartbeat of another.
     fn of_two_writers() -> Vec<u8> {
         let mut payload = b"RTPS\x02\x03\x01\x10participant1".to_vec();
         payload.extend(b"\x15\x05\x1d\0\0\0\x10\0\0\0\0\0\0\0\x12\x03\0\0\0\0\0\0\0\x01odd sampl");

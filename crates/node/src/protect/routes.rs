@@ -203,7 +203,7 @@ fn note_ipv6(interface: &str) {
     }
 }
 
-/// The file of an interface's reverse-path filter, or that of all.
+/// Returns the file of an interface's reverse-path filter, or that of all.
 fn filter_file(interface: &str) -> PathBuf {
     PathBuf::from(format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter"))
 }
@@ -241,12 +241,12 @@ pub(super) fn forget_from(path: usize) {
     }
 }
 
-/// The priorities of a path's two rules.
+/// Returns the priorities of a path's two rules.
 fn priorities(path: usize) -> [usize; 2] {
     [PRIORITY + 2 * path, PRIORITY + 2 * path + 1]
 }
 
-/// The priorities of all our rules.
+/// Returns the priorities of all our rules.
 pub fn protect_priorities() -> Range<usize> {
     PRIORITY..PRIORITY + 2 * PATHS_MAX
 }
@@ -282,7 +282,7 @@ struct Rule {
     filter: Option<(String, &'static str)>,
 }
 
-/// A path's rules among all.
+/// Returns a path's rules among all.
 fn rules_of(path: usize, all: &str) -> Vec<Rule> {
     let [first, second] = priorities(path);
     let ours = |line: &str| {

@@ -69,7 +69,7 @@ impl Offer {
         header
     }
 
-    /// Whether the packet is several segments, of this length.
+    /// Returns whether the packet is several segments, of this length.
     pub fn segment(&self) -> Option<usize> {
         self.segment
     }
@@ -118,23 +118,23 @@ impl Segments {
         })
     }
 
-    /// How many are left.
+    /// Returns how many are left.
     pub fn count(&self) -> usize {
         (self.bytes.len() - self.data_at - self.cut).div_ceil(self.each)
     }
 
-    /// The length of one as it leaves.
+    /// Returns the length of one as it leaves.
     pub fn longest(&self) -> usize {
         self.data_at + self.each
     }
 
-    /// The length of each that is left.
+    /// Returns the length of each that is left.
     pub fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
         let left = self.bytes.len() - self.data_at - self.cut;
         (0..self.count()).map(move |place| self.data_at + self.each.min(left - place * self.each))
     }
 
-    /// The headers of the first one.
+    /// Returns the headers of the first one.
     pub fn header(&self) -> &[u8] {
         &self.bytes[..self.data_at]
     }
@@ -151,7 +151,7 @@ impl Segments {
         Some((piece, data as u32))
     }
 
-    /// The rest.
+    /// Returns the rest.
     pub fn rest(self) -> Packet {
         match self.cut {
             0 => Packet::Segments(self),
@@ -159,7 +159,7 @@ impl Segments {
         }
     }
 
-    /// The next ones, with so many bytes of data: a complete packet if it is one.
+    /// Returns the next ones, with so many bytes of data: a complete packet if it is one.
     fn piece(&self, data: usize) -> Packet {
         let from = self.data_at + self.cut;
         let (headers, tcp_at) = (&self.bytes[..self.data_at], self.tcp_at);
@@ -193,7 +193,7 @@ impl Segments {
         })
     }
 
-    /// Its bytes, to be changed before it is sent.
+    /// Returns the bytes, to be changed before it is sent.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
@@ -211,7 +211,7 @@ impl Segments {
     }
 }
 
-/// A socket that takes segments together, and receives nothing.
+/// Returns a socket that takes segments together, and receives nothing.
 ///
 /// # Errors
 /// If the kernel has none.
@@ -238,9 +238,10 @@ pub(super) fn open() -> io::Result<Socket> {
     }
 }
 
-/// Whether frames of an interface begin with an Ethernet header and nothing else. The kernel takes it from the interface where IP
-/// begins, and silently drops what it cannot cut: some cards put a header of their own before it, and so do some VLANs. The kernel
-/// refuses frames by their length before it reads them, so two that cannot be read tell, and are never sent.
+/// Returns whether frames of an interface begin with an Ethernet header and nothing else. The kernel takes it from the
+/// interface where IP begins, and silently drops what it cannot cut: some cards put a header of their own before it,
+/// and so do some VLANs. The kernel refuses frames by their length before it reads them, so two that cannot be read
+/// tell, and are never sent.
 pub(super) fn has_plain_frames(socket: &Socket, index: u32, mtu: usize) -> bool {
     const VLAN_BYTES: usize = 4;
     let longest = mtu + ETHERNET_BYTES + VLAN_BYTES;

@@ -91,17 +91,17 @@ impl Wrapper {
         })
     }
 
-    /// Where the other robots are.
+    /// Returns where the other robots are.
     pub fn addresses(&self) -> &Arc<Addresses> {
         &self.addresses
     }
 
-    /// Whether this robot has anything to unwrap with.
+    /// Returns whether this robot has anything to unwrap with.
     pub fn is_of_use(&self) -> bool {
         self.member.paths > 1
     }
 
-    /// Whether this robot's agent unwraps.
+    /// Returns whether this robot's agent unwraps.
     pub fn unwraps(&self) -> bool {
         self.unwraps.load(Ordering::Acquire)
     }
@@ -136,14 +136,14 @@ impl Wrapper {
         member.team.paths_between(member.me, robot).min(member.paths)
     }
 
-    /// Whether it is an address of this robot, on a path that leads to it.
+    /// Returns whether it is an address of this robot, on a path that leads to it.
     fn is_of(&self, robot: RobotId, address: Ipv4Addr) -> bool {
         (0..self.paths_to(robot)).any(|path| self.addresses.known(robot, path) == Some(address.into()))
     }
 
     // --- what goes out ----------------------------------------------------------------------------------------
 
-    /// The robot with an address, if its agent unwraps and several paths lead to it.
+    /// Returns the robot with an address, if its agent unwraps and several paths lead to it.
     pub fn robot_at(&self, address: Ipv4Addr) -> Option<RobotId> {
         let others = lock(&self.others);
         others.iter().copied().find(|robot| self.is_of(*robot, address))

@@ -84,7 +84,7 @@ impl fmt::Debug for Platter {
 }
 
 impl Platter {
-    /// An empty disk; `fails` is called when the power fails by [`Platter::set_fuse`].
+    /// Returns an empty disk; `fails` is called when the power fails by [`Platter::set_fuse`].
     pub fn new(seed: u64, began: Instant, fails: impl Fn() + Send + Sync + 'static) -> Platter {
         let empty = Node::Folder {
             now: Names::new(),
@@ -105,7 +105,7 @@ impl Platter {
         }
     }
 
-    /// The disk as a process sees it that is never killed.
+    /// Returns the disk as a process sees it that is never killed.
     #[cfg(test)]
     pub fn mount(self: &Arc<Self>) -> Arc<dyn Disk> {
         let (disk, life) = (self.clone(), Life::default());
@@ -146,7 +146,7 @@ impl Platter {
         inner.names(inner.find(folder)?).map(|_| ())
     }
 
-    /// The files in a folder.
+    /// Returns the files in a folder.
     pub fn files(&self, folder: &Path) -> io::Result<Vec<(OsString, Vec<u8>)>> {
         let mut inner = lock(&self.inner);
         let names = inner.names(inner.find(folder)?)?.clone();
@@ -179,7 +179,7 @@ impl Inner {
         Ok(at)
     }
 
-    /// The folder and the name of a path.
+    /// Returns the folder and the name of a path.
     fn place(&self, path: &Path) -> io::Result<(u64, OsString)> {
         let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
         let folder = self.find(path.parent().unwrap_or(Path::new("")))?;
@@ -229,7 +229,7 @@ impl Inner {
         self.add(parent, name, Node::Folder { now, synced }).map(|_| ())
     }
 
-    /// A folder and its parents that are missing, the innermost first.
+    /// Returns a folder and its parents that are missing, the innermost first.
     fn missing(&self, folder: &Path) -> Vec<PathBuf> {
         let missing = folder.ancestors().take_while(|folder| self.find(folder).is_err());
         missing.map(Path::to_owned).collect()
@@ -304,7 +304,7 @@ impl Inner {
     }
 }
 
-/// A file after a power cut.
+/// Returns a file after a power cut.
 fn torn(now: &[u8], synced: &[u8], rng: &mut Xoshiro256PlusPlus) -> Vec<u8> {
     if now == synced {
         return now.to_vec();

@@ -156,7 +156,7 @@ impl Machine {
         self.disk.make(folder)
     }
 
-    /// The files in a folder of the disk, with their names.
+    /// Returns the files in a folder of the disk, with their names.
     ///
     /// # Errors
     /// If there is no such folder.
@@ -190,7 +190,7 @@ impl Process {
         Node::open_on(self.0.clone(), options)
     }
 
-    /// Whether it has been killed, or has lost its power.
+    /// Returns whether it has been killed, or has lost its power.
     pub fn is_over(&self) -> bool {
         self.0.life.is_over()
     }

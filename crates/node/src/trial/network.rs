@@ -233,7 +233,7 @@ impl Inner {
         self.events.push(std::cmp::Reverse(Event { at, number, what }));
     }
 
-    /// Whether frames get from one robot to another now.
+    /// Returns whether frames get from one robot to another now.
     fn reaches(&self, from: SocketAddr, to: SocketAddr) -> bool {
         let (Some((from, out)), Some((to, into))) = (place(from.ip()), place(to.ip())) else {
             return false;

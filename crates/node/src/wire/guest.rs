@@ -38,7 +38,7 @@ impl Lengths {
         Ok(Lengths { frame, payload })
     }
 
-    /// The length of the whole, bytes.
+    /// Returns the length of the whole, bytes.
     pub fn whole(self) -> usize {
         HEAD_BYTES + self.frame + self.payload
     }
@@ -83,7 +83,7 @@ pub enum FromGuest {
     Publish {
         /// The publisher.
         id: u64,
-        /// Its topic.
+        /// The topic.
         topic: String,
         /// The declared period.
         period: Option<Duration>,
@@ -104,14 +104,14 @@ pub enum FromGuest {
     Subscribe {
         /// The subscriber.
         id: u64,
-        /// Its topic.
+        /// The topic.
         topic: String,
     },
     /// Gathers a topic.
     Gather {
         /// The gathering.
         id: u64,
-        /// Its topic.
+        /// The topic.
         topic: String,
         /// The time between two lists.
         period: Duration,
@@ -176,11 +176,11 @@ pub enum FromGuest {
     Send {
         /// The question.
         id: u64,
-        /// Its receiver.
+        /// The receiver.
         to: RobotId,
-        /// Its name.
+        /// The name.
         name: String,
-        /// Its length, bytes.
+        /// The length, bytes.
         length: u64,
         /// BLAKE3 of all bytes.
         hash: [u8; 32],
@@ -220,7 +220,7 @@ pub enum ToGuest {
     Refused(String),
     /// The answer to a declaration or a question.
     Answer {
-        /// Its number.
+        /// The number.
         id: u64,
         /// The outcome.
         outcome: Result<Answer, Failure>,
@@ -231,7 +231,7 @@ pub enum ToGuest {
         id: u64,
         /// The robot that sent it.
         from: RobotId,
-        /// Its number in the topic.
+        /// The number in the topic.
         sequence: u64,
         /// The path that delivered it first.
         path: u16,
@@ -239,7 +239,7 @@ pub enum ToGuest {
         arrived_at: Instant,
         /// When it was passed on, on the robot's clock.
         at: Instant,
-        /// Its age then, and the error bound.
+        /// The age then, and the error bound.
         age: Option<(Duration, Duration)>,
     },
     /// One robot's state of the list that follows, as payload.
@@ -250,7 +250,7 @@ pub enum ToGuest {
         from: RobotId,
         /// T1 on the robot's clock.
         created_at: Option<Instant>,
-        /// Its error bound.
+        /// The error bound.
         error: Duration,
         /// T2.
         received_at: Instant,
@@ -268,13 +268,13 @@ pub enum ToGuest {
     Bulk {
         /// The receiver.
         id: u64,
-        /// Its number.
+        /// The number.
         message: u64,
         /// The robot that sent it.
         from: RobotId,
-        /// Its name.
+        /// The name.
         name: String,
-        /// Its length, bytes.
+        /// The length, bytes.
         length: u64,
         /// The agent's file of it, as Linux names it.
         path: Vec<u8>,

@@ -308,7 +308,7 @@ macro_rules! readers {
     };
 }
 
-/// All kinds.
+/// Returns all kinds.
 fn readers() -> [Reader; 12] {
     readers![
         robot::Message,

@@ -85,7 +85,7 @@ impl Relay {
         })
     }
 
-    /// Where Zenoh connects to.
+    /// Returns where Zenoh connects to.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
@@ -219,7 +219,7 @@ mod tests {
         (listener, port)
     }
 
-    /// A link's near end, and the far one's listener.
+    /// Returns a link's near end, and the far one's listener.
     async fn link(turn: Turn) -> (u16, TcpListener) {
         let text = "[[robot]]\nname = \"a\"\nleader = true\naddresses = [\"127.0.0.1\"]\n[[robot]]\nname = \"b\"\n";
         let team = coorp_team::parse(text, "team.toml", std::path::Path::new(".")).unwrap();

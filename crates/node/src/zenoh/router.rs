@@ -126,7 +126,7 @@ fn listens(team: &Team, me: RobotId, any: &str) -> Vec<String> {
     [format!("tcp/{any}:{PORT}")].into_iter().chain(links).collect()
 }
 
-/// What the router changes of what it sends, as Zenoh's configuration has it.
+/// Returns what the router changes of what it sends, as Zenoh's configuration has it.
 fn changes(team: &Team) -> Result<Vec<Value>, Error> {
     let all = overwrites(&team.protect).map_err(|index| {
         Error::Zenoh(format!(

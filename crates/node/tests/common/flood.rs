@@ -124,7 +124,7 @@ fn flood(
     }
 }
 
-/// A client without keys that trusts nobody: it never comes to that.
+/// Returns a client without keys that trusts nobody: it never comes to that.
 fn client(protocol: &str) -> quinn::ClientConfig {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()

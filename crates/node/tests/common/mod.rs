@@ -38,24 +38,24 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A team whose first robot leads, with `more` added to the file and with keys.
+    /// Returns a team whose first robot leads, with `more` added to the file and with keys.
     pub fn new(robots: &[&str], more: &str) -> Fleet {
         let network = |_| format!("addresses = [\"127.0.0.1\"]\nport = {}\n", free_ports());
         Fleet::with(robots, network, more)
     }
 
-    /// The same, with two paths between any two robots.
+    /// Returns the same, with two paths between any two robots.
     pub fn with_two_paths(robots: &[&str]) -> Fleet {
         let network = |_| format!("addresses = [\"127.0.0.1\", \"127.0.0.2\"]\nport = {}\n", free_ports());
         Fleet::with(robots, network, "")
     }
 
-    /// A team whose robots have to find each other, on machines of their own.
+    /// Returns a team whose robots have to find each other, on machines of their own.
     pub fn without_addresses(robots: &[&str]) -> Fleet {
         Fleet::with(robots, |_| String::new(), "")
     }
 
-    /// The same, over this interface alone.
+    /// Returns the same, over this interface alone.
     pub fn over(robots: &[&str], interface: &str) -> Fleet {
         Fleet::with(robots, |_| format!("interfaces = [\"{interface}\"]\n"), "")
     }
@@ -81,7 +81,7 @@ impl Fleet {
         Fleet { folder, file, team }
     }
 
-    /// The machine of a robot, with its bundle installed: the team file at a place of its own.
+    /// Returns the machine of a robot, with its bundle installed: the team file at a place of its own.
     pub fn machine(&self, name: &str) -> PathBuf {
         let folder = self.folder.join(format!("machine of {name}"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -107,7 +107,7 @@ impl Drop for Fleet {
     }
 }
 
-/// The first of 16 ports that are free now, and that no other robot of this program uses.
+/// Returns the first of 16 ports that are free now, and that no other robot of this program uses.
 fn free_ports() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -130,12 +130,12 @@ pub struct Robot {
 }
 
 impl Robot {
-    /// A robot of any team file, under this policy.
+    /// Returns a robot of any team file, under this policy.
     pub fn start_with(team: &Path, name: &str, policy: &str) -> Robot {
         Robot::start(team, name, policy, false)
     }
 
-    /// A robot in a network namespace.
+    /// Returns a robot in a network namespace.
     pub fn inside(namespace: &str, team: &Path, name: &str) -> Robot {
         let mut command = Command::new("ip");
         command
@@ -313,7 +313,7 @@ impl Caller {
         Caller::with(client("coorp-control/1", fleet, keys))
     }
 
-    /// The same for bulk.
+    /// Returns the same for bulk.
     pub fn of_bulk(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
         Caller::with(client("coorp-bulk/1", fleet, keys))
     }
@@ -353,7 +353,7 @@ impl Caller {
         })
     }
 
-    /// Whether a robot refuses this caller at one of its ports.
+    /// Returns whether a robot refuses this caller at one of its ports.
     pub fn is_refused(&self, team: &Team, robot: u16, port: u16) -> bool {
         let address = ([127, 0, 0, 1], team.port(RobotId(robot)) + port).into();
         self.runtime.block_on(async {
@@ -434,7 +434,7 @@ impl Link<'_> {
         self.say(&hello);
     }
 
-    /// The next frame within a while; `None` if none comes or the link has ended.
+    /// Returns the next frame within a while; `None` if none comes or the link has ended.
     pub fn hear(&mut self, within: Duration) -> Option<Vec<u8>> {
         let read = async {
             let mut length = [0; wire::PREFIX_BYTES];
@@ -462,7 +462,7 @@ impl Link<'_> {
         panic!("it is not said");
     }
 
-    /// The leadership under which its beats reach this link.
+    /// Returns the leadership under which its beats reach this link.
     pub fn epoch(&mut self) -> Epoch {
         self.hear_until(|message| match message {
             failover::Message::Beat { epoch, .. } => Some(epoch),
@@ -470,14 +470,14 @@ impl Link<'_> {
         })
     }
 
-    /// Whether the other end has closed the link, within a while.
+    /// Returns whether the other end has closed the link, within a while.
     pub fn is_closed(&self, within: Duration) -> bool {
         let closed = async { tokio::time::timeout(within, self.connection.closed()).await.is_ok() };
         self.runtime.block_on(closed)
     }
 }
 
-/// The configuration of a client that claims a name, and takes any robot for any.
+/// Returns the configuration of a client that claims a name, and takes any robot for any.
 fn unsigned(name: &str) -> quinn::ClientConfig {
     use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
     use quinn::rustls::{crypto::ring, ClientConfig};
@@ -501,7 +501,7 @@ fn unsigned(name: &str) -> quinn::ClientConfig {
     quinn::ClientConfig::new(std::sync::Arc::new(config))
 }
 
-/// The configuration of a bare QUIC client of a protocol.
+/// Returns the configuration of a bare QUIC client of a protocol.
 pub fn client(protocol: &str, fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> quinn::ClientConfig {
     use quinn::rustls::pki_types::{pem::PemObject, PrivateKeyDer};
     use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};

@@ -161,7 +161,7 @@ impl Message {
     }
 }
 
-/// The age, as part of a message's text.
+/// Returns the age, as part of a message's text.
 pub fn aged(age: Option<Age>) -> String {
     age.map_or_else(String::new, |age| format!(", {:.1} ms old", age.is.as_secs_f64() * 1e3))
 }

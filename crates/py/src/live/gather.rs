@@ -49,7 +49,7 @@ impl Gather {
 }
 
 impl Names {
-    /// A list as a dictionary by robot, in the team file's order.
+    /// Returns a list as a dictionary by robot, in the team file's order.
     fn states<'py>(&self, py: Python<'py>, table: gather::Table) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         let taken_ns = table.taken_at.as_nanos();

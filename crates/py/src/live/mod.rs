@@ -280,7 +280,7 @@ impl Drop for Node {
     }
 }
 
-/// The exception for a failure of a live robot.
+/// Returns the exception for a failure of a live robot.
 fn failed(error: Error) -> PyErr {
     if error.is_input() {
         mend(error)
@@ -289,7 +289,7 @@ fn failed(error: Error) -> PyErr {
     }
 }
 
-/// A span of time, the argument `name`: a text with a unit, or a number of seconds.
+/// Returns a span of time, the argument `name`: a text with a unit, or a number of seconds.
 fn span(name: &str, given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
     if let Ok(text) = given.extract::<String>() {
         return coorp_team::duration(&text).map_err(|why| mend(format_args!("{name} = \"{text}\": {why}")));

@@ -88,12 +88,12 @@ impl Waiting {
 
 #[pymethods]
 impl Waiting {
-    /// The file descriptor that becomes readable when another poll is worthwhile.
+    /// Returns the file descriptor that becomes readable when another poll is worthwhile.
     fn fileno(&self) -> i32 {
         self.readable.as_raw_fd()
     }
 
-    /// The result, in a tuple; None while there is none.
+    /// Returns the result, in a tuple; None while there is none.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>,)>> {
         // Discard the wake-up bytes; there are only a few.
         while (&self.readable).read(&mut [0; 64]).is_ok_and(|read| read > 0) {}

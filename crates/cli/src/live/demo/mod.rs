@@ -152,7 +152,7 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
     output::write_json(json, &report)
 }
 
-/// A policy's measured figures.
+/// Returns a policy's measured figures.
 fn measured(result: &PolicyResult) -> serde_json::Value {
     let mut value = serde_json::json!(result);
     if let Some(figures) = value.as_object_mut() {

@@ -59,7 +59,8 @@ impl Span {
     }
 }
 
-/// The result of a run, as a row of the table. `control` is the control loop's period and bound, if there was a loop.
+/// Returns the result of a run, as a row of the table. `control` is the control loop's period and bound, if there was a
+/// loop.
 pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Duration, Duration)>) -> PolicyResult {
     let reactions = control.map(|(period, _)| reactions(records, span, period));
     let late = |(reactions, (_, bound)): (&Vec<f64>, (Duration, Duration))| {
@@ -120,7 +121,8 @@ pub fn result(policy: &str, records: &[Record], span: Span, control: Option<(Dur
     }
 }
 
-/// The reaction time of each loop, in ms. A loop with missing commands counts as one that took until patience ended.
+/// Returns the reaction time of each loop, in ms. A loop with missing commands counts as one that took until patience
+/// ended.
 fn reactions(records: &[Record], span: Span, period: Duration) -> Vec<f64> {
     let others = records.iter().filter(|record| record.rounds.is_empty()).count();
     let mut arrived: BTreeMap<u64, (usize, u64)> = BTreeMap::new();

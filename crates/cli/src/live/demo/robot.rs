@@ -392,12 +392,12 @@ impl Run<'_> {
     }
 }
 
-/// The topic of a robot's commands.
+/// Returns the topic of a robot's commands.
 fn command(robot: RobotId) -> String {
     format!("command-{}", robot.0)
 }
 
-/// A message that starts with these numbers, padded to `bytes`.
+/// Returns a message that starts with these numbers, padded to `bytes`.
 fn filled(numbers: &[u64], bytes: u64) -> Vec<u8> {
     let mut message: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let length = usize::try_from(bytes).unwrap_or(0).max(message.len());
@@ -405,14 +405,14 @@ fn filled(numbers: &[u64], bytes: u64) -> Vec<u8> {
     message
 }
 
-/// The number at index `place` of a message.
+/// Returns the number at index `place` of a message.
 fn number(message: &Message, place: usize) -> Option<u64> {
     let bytes = message.bytes();
     let bytes = bytes.get(8 * place..8 * place + 8)?;
     bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// The monotonic clock, which all processes of the machine share.
+/// Returns the monotonic clock, which all processes of the machine share.
 fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

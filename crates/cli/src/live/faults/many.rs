@@ -137,7 +137,7 @@ fn here(asked: &Asked<'_>, seed: u64) -> Result<Outcome, Failure> {
     }
 }
 
-/// A new folder for a run of this seed, which may have been run before.
+/// Returns a new folder for a run of this seed, which may have been run before.
 fn kept(keep: &Path, seed: u64) -> Result<PathBuf, Failure> {
     let mut folders = (1..=KEPT_MAX).map(|run| keep.join(format!("seed-{seed}-run-{run}")));
     folders.find(|folder| !folder.exists()).ok_or_else(|| {
@@ -283,7 +283,7 @@ fn replay(asked: &Asked<'_>, seed: u64) -> String {
     }
 }
 
-/// The message about runs for which the machine was too slow; empty if there are none.
+/// Returns the message about runs for which the machine was too slow; empty if there are none.
 fn not_judged(asked: &Asked<'_>, runs: &[Outcome]) -> String {
     let slow: Vec<&Outcome> = runs.iter().filter(|run| !run.judged).collect();
     let mut text = String::new();
@@ -304,7 +304,7 @@ fn not_judged(asked: &Asked<'_>, runs: &[Outcome]) -> String {
     text
 }
 
-/// The message if runs broke a rule, or if too few could be judged.
+/// Returns the message if runs broke a rule, or if too few could be judged.
 fn failures(asked: &Asked<'_>, runs: &[Outcome]) -> Option<String> {
     let failed: Vec<&Outcome> = runs.iter().filter(|run| !run.broken.is_empty()).collect();
     let slow = runs.iter().filter(|run| !run.judged).count();
@@ -361,7 +361,8 @@ mod tests {
         }
     }
 
-    /// The messages about ten runs: those not judged, and the failures. The runs in `different` replace good ones.
+    /// Returns the messages about ten runs: those not judged, and the failures. The runs in `different` replace good
+    /// ones.
     fn said(different: &[Outcome]) -> (String, Option<String>) {
         let file = PathBuf::from("t.toml");
         let team = coorp_team::parse(

@@ -206,7 +206,7 @@ fn permits(team: &Team) -> (usize, Duration) {
     )
 }
 
-/// The command line of a robot.
+/// Returns the command line of a robot.
 fn program(file: &Path, folders: &Folders, seed: u64, healed: Duration) -> io::Result<Vec<OsString>> {
     let file = fs::canonicalize(file)?;
     let options: [OsString; 7] = [
@@ -221,7 +221,8 @@ fn program(file: &Path, folders: &Folders, seed: u64, healed: Duration) -> io::R
     Ok([this_program()?, options.to_vec()].concat())
 }
 
-/// The time of each fault. The emulator reported when it injected faults into programs; the air's script is on time.
+/// Returns the time of each fault. The emulator reported when it injected faults into programs; the air's script is on
+/// time.
 fn spans(schedule: &Schedule, saw: &Saw, of: &[usize], ends: &[bool]) -> Vec<Span> {
     let by_script = |fault: &schedule::Fault| (saw.origin + fault.at.as_nanos(), saw.origin + fault.until.as_nanos());
     let mut spans: Vec<Span> = schedule.faults.iter().map(by_script).collect();
@@ -235,7 +236,7 @@ fn spans(schedule: &Schedule, saw: &Saw, of: &[usize], ends: &[bool]) -> Vec<Spa
     spans
 }
 
-/// The robots' records: each start, with the time when it was killed.
+/// Returns the robots' records: each start, with the time when it was killed.
 fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) -> io::Result<Vec<Vec<Life>>> {
     let of = |(place, robot): (usize, &coorp_team::Robot)| {
         let kills = schedule.faults.iter().zip(spans).filter_map(|(fault, span)| {
@@ -256,7 +257,7 @@ fn lives(team: &Team, folders: &Folders, schedule: &Schedule, spans: &[Span]) ->
     team.robots.iter().enumerate().map(of).collect()
 }
 
-/// The bulk messages that robots took.
+/// Returns the bulk messages that robots took.
 fn taken(team: &Team, folders: &Folders) -> io::Result<Vec<Taken>> {
     let mut taken = Vec::new();
     for (by, robot) in (0u16..).zip(&team.robots) {
@@ -317,8 +318,8 @@ impl Watcher for Watch {
     }
 }
 
-/// Whether an Ethernet frame is a bulk datagram: UDP to a robot's port for bulk, with QUIC's short header, and longer
-/// than acknowledgements.
+/// Returns whether an Ethernet frame is a bulk datagram: UDP to a robot's port for bulk, with QUIC's short header, and
+/// longer than acknowledgements.
 fn is_bulk(frame: &[u8], ports: &[u16]) -> bool {
     const ETHERNET: usize = 14;
     const UDP: usize = 8;

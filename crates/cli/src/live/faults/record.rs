@@ -66,7 +66,7 @@ impl SharedClock {
     }
 }
 
-/// The offset of the monotonic clock in the kernel's table.
+/// Returns the offset of the monotonic clock in the kernel's table.
 fn offset(table: &str) -> Option<i64> {
     let mut words = table
         .lines()

@@ -134,7 +134,7 @@ fn lose_count(state: &Path) -> std::io::Result<()> {
 
 /// The environment of a robot's program.
 pub trait Seat {
-    /// The time on the clock of the whole run.
+    /// Returns the time on the clock of the whole run.
     fn now_ns(&self) -> u64;
     /// Records what the robot saw.
     fn write(&self, line: &Line);

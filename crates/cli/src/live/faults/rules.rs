@@ -51,8 +51,8 @@ const CAUGHT_MAX: usize = 8;
 /// Maximum latency of a message about permits, including retransmissions.
 const DELAY_MAX: Duration = Duration::from_millis(50);
 
-/// The maximum wait for a permit after the last fault. Restarted robots are up as soon as control has resumed, and vote
-/// after a lease. Then the next leader takes over and grants, and every other robot has its turn first.
+/// Returns the maximum wait for a permit after the last fault. Restarted robots are up as soon as control has resumed,
+/// and vote after a lease. Then the next leader takes over and grants, and every other robot has its turn first.
 pub fn permit_within(failover: &FailoverConfig, permits: &PermitConfig, robots: u16) -> Duration {
     let others = (failover.voters.len() as u16).saturating_sub(1);
     let turns = (permits.slice + permits.grace) * u64::from(robots);
@@ -111,7 +111,7 @@ impl Taken {
         format!("{start}+{number}+{}+{}", message.from.0, message.name)
     }
 
-    /// The message in a robot's file, with its hash.
+    /// Returns the message in a robot's file, with its hash.
     ///
     /// # Errors
     /// It is not such a file.
@@ -135,7 +135,7 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// Whether it is about time, so that it counts only if the machine kept up.
+    /// Returns whether it is about time, so that it counts only if the machine kept up.
     fn is_about_time(&self) -> bool {
         matches!(self.rule, 2 | 3)
     }
@@ -171,7 +171,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Whether the machine ran the robots without long pauses, and they were up before the first fault.
+    /// Returns whether the machine ran the robots without long pauses, and they were up before the first fault.
     pub fn kept_up(&self) -> bool {
         self.stood_still_ms <= STOOD_STILL_MAX_MS
             && self.stood_still_share <= STOOD_STILL_SHARE_MAX
@@ -219,7 +219,7 @@ impl Judge<'_> {
         self.broken.push(Broken { rule, what });
     }
 
-    /// A time relative to the start of the run, as in the schedule.
+    /// Returns a time relative to the start of the run, as in the schedule.
     fn shown(&self, at: u64) -> String {
         format!("{:.3} s", (at as f64 - self.seen.origin as f64) / 1e9)
     }
@@ -334,7 +334,7 @@ impl Judge<'_> {
         }
     }
 
-    /// The times at which something separated two robots, by start; overlapping ones are merged.
+    /// Returns the times at which something separated two robots, by start; overlapping ones are merged.
     fn apart(&self, one: RobotId, other: RobotId) -> Vec<Span> {
         let stands = |fault: &Fault| match &fault.what {
             Kind::Partition(robots) => robots.contains(&one) != robots.contains(&other),
@@ -480,7 +480,7 @@ fn lines(lives: &[Life]) -> impl Iterator<Item = &Line> {
     lives.iter().flat_map(|life| &life.lines)
 }
 
-/// The reported outcome of a message, if there is one.
+/// Returns the reported outcome of a message, if there is one.
 fn told<'l>(life: &'l Life, message: &str) -> Option<&'l Option<String>> {
     life.lines.iter().find_map(|line| match line {
         Line::Told { name, why, .. } if name == message => Some(why),
@@ -495,9 +495,9 @@ fn told_at(life: &Life, message: &str) -> Option<u64> {
     })
 }
 
-/// The times at which a robot certainly was allowed to send bulk in this life. Each lasts from the end of the first
-/// positive check in a row to the start of the last one. The time after the last check of a killed process is unknown,
-/// because the permit may have gone to another robot by then.
+/// Returns the times at which a robot certainly was allowed to send bulk in this life. Each lasts from the end of the
+/// first positive check in a row to the start of the last one. The time after the last check of a killed process is
+/// unknown, because the permit may have gone to another robot by then.
 fn held(life: &Life, end: u64) -> Vec<Span> {
     let end = life.killed.unwrap_or(end).min(end);
     let (mut spans, mut open): (Vec<Span>, Option<Span>) = (Vec::new(), None);
@@ -514,7 +514,7 @@ fn held(life: &Life, end: u64) -> Vec<Span> {
     spans.into_iter().filter_map(known).collect()
 }
 
-/// The spans by start; those that touch are merged.
+/// Returns the spans by start; those that touch are merged.
 fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut merged: Vec<Span> = Vec::new();
@@ -527,7 +527,7 @@ fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     merged
 }
 
-/// The intersection of both.
+/// Returns the intersection of both.
 fn both(one: &[Span], other: &[Span]) -> Vec<Span> {
     let pairs = one
         .iter()

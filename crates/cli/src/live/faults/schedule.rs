@@ -43,9 +43,9 @@ const STEP_S_MAX: u32 = 86_400;
 /// One fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// Its start, relative to the programs' start.
+    /// The start, relative to the programs' start.
     pub at: Duration,
-    /// Its end.
+    /// The end.
     pub until: Duration,
     pub what: Kind,
 }
@@ -119,7 +119,7 @@ impl Schedule {
         Schedule { team, faults }
     }
 
-    /// The same with faults of disks and descriptors.
+    /// Returns the same with faults of disks and descriptors.
     pub fn with_disks(mut self, seed: u64) -> Schedule {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x0066_756c_6c64_6973);
         for _ in 0..rng.random_range(0..=DISK_FAULTS_MAX) {
@@ -136,12 +136,13 @@ impl Schedule {
         self
     }
 
-    /// The end of the last fault.
+    /// Returns the end of the last fault.
     pub fn healed_at(&self) -> Duration {
         self.faults.iter().map(|fault| fault.until).max().unwrap_or(CALM)
     }
 
-    /// What the emulator does to programs, in order, each with the index of its fault. `program` starts a robot.
+    /// Returns what the emulator does to programs, in order, each with the index of its fault. `program` starts a
+    /// robot.
     pub fn blows(&self, program: &[OsString]) -> Vec<(usize, Blow)> {
         let blows = self.faults.iter().enumerate().flat_map(|(number, fault)| {
             let whats = match &fault.what {
@@ -162,7 +163,7 @@ impl Schedule {
         blows
     }
 
-    /// The schedule in words, one line per fault.
+    /// Returns the schedule in words, one line per fault.
     pub fn lines(&self) -> Vec<String> {
         let name = |robot: RobotId| self.team.robots[usize::from(robot.0)].name.as_str();
         let line = |fault: &Fault| {
@@ -259,7 +260,7 @@ fn kind(rng: &mut Xoshiro256PlusPlus, team: &Team, choice: u64) -> Kind {
     }
 }
 
-/// The fault as an entry of the emulator's script.
+/// Returns the fault as an entry of the emulator's script.
 fn event(fault: &Fault) -> Option<Event> {
     let (interface, change) = match &fault.what {
         Kind::Partition(robots) => (None, Change::Partition(robots.clone())),

@@ -71,7 +71,7 @@ impl Needed {
 }
 
 impl Held {
-    /// A message to the RTI, and who it says it is from. If a receiver is `here`, its payload is needed here.
+    /// Returns a message to the RTI, and who it says it is from. If a receiver is `here`, its payload is needed here.
     pub fn up(bytes: Vec<u8>, here: impl Fn(FederateId) -> bool) -> Option<(FederateId, Self)> {
         let ToRti { from, envelope } = decode_bytes::<ToRti<Carried<()>>>(&bytes)?;
         let needs = match &envelope.body {
@@ -81,7 +81,7 @@ impl Held {
         Some((from, Held { bytes, needs }))
     }
 
-    /// A message from the RTI, and who it says is dead.
+    /// Returns a message from the RTI, and who it says is dead.
     pub fn down(bytes: Vec<u8>) -> Option<(Option<FederateId>, Self)> {
         let message = decode_bytes::<ToFederate<Carried<()>>>(&bytes)?;
         let (mut gone, mut needs) = (None, None);
@@ -95,18 +95,18 @@ impl Held {
         Some((gone, Held { bytes, needs }))
     }
 
-    /// Whether it still waits for its payload.
+    /// Returns whether it still waits for its payload.
     pub fn is_waiting(&self, payloads: &Payloads) -> bool {
         let needs = self.needs;
         needs.is_some_and(|needed| !payloads.is_published(needed.output, needed.number))
     }
 
-    /// The federate whose payload this message waits for.
+    /// Returns the federate whose payload this message waits for.
     pub fn sender(&self) -> Option<FederateId> {
         self.needs.map(|needed| needed.sender)
     }
 
-    /// Its sender died before the payload arrived: the input stays absent.
+    /// The sender died before the payload arrived: the input stays absent.
     pub fn without_value(mut self) -> Result<Self, Error> {
         self.needs = None;
         if let Some(ToFederate::Rti(mut envelope)) = decode_bytes::<ToFederate<Carried<()>>>(&self.bytes) {

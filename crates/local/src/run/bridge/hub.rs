@@ -69,7 +69,7 @@ impl Hub {
         stand_ins.filter_map(|stand_in| stand_in.inbox.as_mut().map(|(_, inbox)| inbox))
     }
 
-    /// Whether all federates of other robots came and went.
+    /// Returns whether all federates of other robots came and went.
     pub fn is_over(&self) -> bool {
         let mut stand_ins = self.stand_ins.values();
         stand_ins.all(|stand_in| stand_in.has_come && stand_in.inbox.is_none() && stand_in.waiting.is_empty())

@@ -101,7 +101,7 @@ impl Payloads {
         Ok(payloads)
     }
 
-    /// What to wait for.
+    /// Returns what to wait for.
     pub fn receivers(&mut self) -> impl Iterator<Item = &mut Receiver> {
         self.outgoing.iter_mut().map(|outgoing| &mut outgoing.receiver)
     }
@@ -111,8 +111,8 @@ impl Payloads {
         !self.arrived.is_empty() || self.unsent.values().any(|unsent| !unsent.is_empty())
     }
 
-    /// Whether a message that refers to this payload may go on. It need not wait for one of this robot, or of a channel
-    /// that nobody here reads.
+    /// Returns whether a message that refers to this payload may go on. It need not wait for one of this robot, or of a
+    /// channel that nobody here reads.
     pub fn is_published(&self, output: ElementId, number: u64) -> bool {
         let incoming = self.incoming.get(&output);
         incoming.is_none_or(|incoming| incoming.published >= number)
@@ -198,7 +198,7 @@ impl Incoming {
     }
 }
 
-/// The robots that read an output.
+/// Returns the robots that read an output.
 fn readers(element: &Element, place: &Place) -> BTreeSet<RobotId> {
     element.to.iter().map(|link| place.of(link.federate)).collect()
 }
@@ -209,7 +209,7 @@ fn number_of(payload: &Payload) -> u64 {
     reserved.map_or(0, u64::from_le_bytes)
 }
 
-/// The run, the output and the number in a name.
+/// Returns the run, the output and the number in a name.
 fn parse(name: &str) -> Option<(u64, ElementId, u64)> {
     let mut fields = name.strip_prefix(NAME_PREFIX)?.split('.');
     let run = u64::from_str_radix(fields.next()?, 16).ok()?;
@@ -218,7 +218,7 @@ fn parse(name: &str) -> Option<(u64, ElementId, u64)> {
     fields.next().is_none().then_some((run, output, number))
 }
 
-/// The lengths that precede a value: of how many parts, of the header, and of each part.
+/// Returns the lengths that precede a value: of how many parts, of the header, and of each part.
 fn table(payload: &Payload) -> Vec<u8> {
     let mut table = (payload.len() as u32).to_le_bytes().to_vec();
     let lengths = [payload.header().len()].into_iter();

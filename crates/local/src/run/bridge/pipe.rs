@@ -103,7 +103,7 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// A new end. Sessions of a robot grow.
+    /// Returns a new end. Sessions of a robot grow.
     pub fn new(session: u64, silence_max: Duration, now: Instant) -> Self {
         Pipe {
             session,
@@ -132,12 +132,12 @@ impl Pipe {
         self.is_up && !self.is_over
     }
 
-    /// Whether all that was sent is acknowledged.
+    /// Returns whether all that was sent is acknowledged.
     pub fn is_flushed(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether it takes more now.
+    /// Returns whether it takes more now.
     pub fn has_room(&self) -> bool {
         self.queue_bytes < QUEUE_BYTES_MAX
     }
@@ -163,12 +163,12 @@ impl Pipe {
         }
     }
 
-    /// What happened, until `None`.
+    /// Returns what happened, until `None`.
     pub fn poll(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The packet that says that this end leaves. Nothing follows.
+    /// Returns the packet that says that this end leaves. Nothing follows.
     pub fn end(&mut self) -> Vec<u8> {
         self.is_over = true;
         self.packet(Vec::new(), Instant::ZERO, true)
@@ -248,7 +248,7 @@ impl Pipe {
         }
     }
 
-    /// The next packet to send, if one is due. Also notices silence.
+    /// Returns the next packet to send, if one is due. Also notices silence.
     pub fn poll_packet(&mut self, now: Instant) -> Option<Vec<u8>> {
         if self.peer.is_some() && now.since(self.heard) >= self.silence_max {
             self.fall();
@@ -312,7 +312,7 @@ impl Pipe {
         self.sent.1 + self.silence_max / BEATS
     }
 
-    /// When to call [`Pipe::poll_packet`] next, at the latest.
+    /// Returns when to call [`Pipe::poll_packet`] next, at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.is_over {
             return None;

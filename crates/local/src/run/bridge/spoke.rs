@@ -59,7 +59,7 @@ impl Spoke {
         std::iter::once(&mut self.inbox)
     }
 
-    /// Whether all federates here came and went.
+    /// Returns whether all federates here came and went.
     pub fn is_over(&self) -> bool {
         let mut locals = self.locals.values();
         locals.all(|local| local.life > 0 && !local.is_here && local.told.is_none())

@@ -134,7 +134,7 @@ fn every_legal_name_has_its_file() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// A message that has arrived in a folder.
+/// Returns a message that has arrived in a folder.
 fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
     let inbox = Inbox::open(Arc::new(Linux), folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, bytes));
@@ -198,7 +198,7 @@ fn a_message_goes_to_another_disk_or_stays_whole_here() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// An empty disk in memory.
+/// Returns an empty disk in memory.
 fn platter(seed: u64) -> Arc<Platter> {
     Arc::new(Platter::new(seed, tokio::time::Instant::now(), || ()))
 }

@@ -79,7 +79,7 @@ fn in_the_lab_runs(script: &str, arguments: &[&std::ffi::OsStr]) -> String {
     tries.find_map(|said| said).expect("the lab's script failed each time")
 }
 
-/// The script's output, if it succeeds.
+/// Returns the script's output, if it succeeds.
 fn try_in_the_lab(script: &str, arguments: &[&std::ffi::OsStr]) -> Option<String> {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/lab/run");
     let output = Command::new(lab)
@@ -133,7 +133,7 @@ fn in_the_lab_the_send_queue_tells_what_the_air_has_done() {
     }
 }
 
-/// When the medium completed each long frame, on the clock of [`monotonic`].
+/// Returns when the medium completed each long frame, on the clock of [`monotonic`].
 fn done_by_the_medium() -> Vec<u64> {
     let text = std::fs::read_to_string("/run/done").unwrap();
     text.lines().map(|line| line.parse().unwrap()).collect()

@@ -128,7 +128,7 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A destination that nobody reads.
+/// Returns a destination that nobody reads.
 fn sink() -> (UdpSocket, String) {
     let sink = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = sink.local_addr().unwrap().to_string();
