@@ -299,7 +299,7 @@ def test_a_message_for_which_there_is_no_room_is_kept_and_goes_later(fleet: Flee
             try:
                 before.append(stream.finish())
             except coorp.NodeError as error:
-                assert "64 bulk messages wait for base already" in str(error)
+                assert "64 bulk messages already wait for base" in str(error)
                 break
         with pytest.raises(coorp.InputError, match="would have 68719476744 bytes"):
             stream.write(np.memmap(huge, np.uint8, mode="r"))
@@ -325,7 +325,7 @@ def test_gathered_robots_come_and_go(tmp_path: Path) -> None:
     """
     with fleet.node("base") as base:
         table = base.gather("pose", period="10ms", many_to_one=True)
-        with pytest.raises(coorp.InputError, match='gathers "pose" already'):
+        with pytest.raises(coorp.InputError, match='already gathers "pose"'):
             base.gather("pose", period="10ms")
         programs = {robot: fleet.program(text.format(robot)) for robot in ("r1", "r2")}
         began, states = time.monotonic(), {}
@@ -488,7 +488,7 @@ def test_what_a_robot_decides_is_recorded(fleet: Fleet) -> None:
             stream.write(bytes(1_000_000))
         node.stop_recording()
         node.stop_recording()
-        with pytest.raises(coorp.InputError, match="is there already"):
+        with pytest.raises(coorp.InputError, match="already exists"):
             node.record(file)
         events = [said["event"] for said in recorded(file, whole=True)["/coorp/permits"]]
         assert events.index("request") < events.index("grant") < events.index("permitted")

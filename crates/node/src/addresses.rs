@@ -1,4 +1,4 @@
-//! Where the other robots are: their addresses in the team file, or else those at which their certificates were last seen.
+//! The other robots' addresses: from the team file, or else those at which their certificates were last seen.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ impl Addresses {
         given.or_else(|| lock(&self.seen).get(&(robot, path)).copied())
     }
 
-    /// The certificate of a robot was seen at this address on a path.
+    /// Notes that the certificate of a robot was seen at this address on a path.
     pub fn saw(&self, robot: RobotId, path: usize, address: IpAddr) {
         lock(&self.seen).insert((robot, path), address.to_canonical());
     }

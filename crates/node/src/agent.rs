@@ -1,4 +1,4 @@
-//! The driver of a robot on real sockets. Its parts do not know it.
+//! The driver of a robot on real sockets. The parts that it connects do not know it.
 //!
 //! The links' tasks report what arrived to the robot (`agent/inbound.rs`) and wake the driver.
 //! Only the driver carries out the robot's actions (`agent/driver.rs`).
@@ -36,17 +36,17 @@ pub(crate) struct Agent {
     /// `None` without keys.
     pub bulk: Option<Arc<Bulk>>,
     pub wrapper: Arc<Wrapper>,
-    /// What protects this machine's other programs, if that was asked for.
+    /// The protection of this machine's other programs, if it was requested.
     pub protection: Mutex<Option<Arc<Protection>>>,
 }
 
 impl Agent {
-    /// One round of the robot's driver, as [`SharedRobot::round`].
+    /// Runs one round of the robot's driver, as [`SharedRobot::round`] does.
     pub fn round(&self) -> Option<std::time::Duration> {
         self.robot.round(|action| self.act(action))
     }
 
-    /// Returns what protects this machine's other programs.
+    /// Returns the protection of this machine's other programs.
     pub fn protection(&self) -> Option<Arc<Protection>> {
         lock(&self.protection).clone()
     }
@@ -58,7 +58,7 @@ impl Agent {
             None if to == "leader" => match self.robot.ask(|robot, now| robot.leader(now)) {
                 Some(leader) => (
                     leader,
-                    "leads now: use here what is for the leader, or name another robot",
+                    "leads now: use data for the leader here, or name another robot",
                 ),
                 None => (
                     team.leader,
@@ -76,7 +76,7 @@ impl Agent {
         Ok(robot)
     }
 
-    /// Sends nothing any more: the robot has failed.
+    /// Stops sending, because the robot has failed.
     pub fn fall_silent(&self) {
         drop(lock(&self.protection).take());
         if let Some(bulk) = &self.bulk {

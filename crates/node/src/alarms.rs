@@ -1,4 +1,4 @@
-//! Looks once a second for what an operator should know; `core::alarms` decides what that is.
+//! Checks once a second what an operator should know; `core::alarms` decides what that is.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,13 +24,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Bell {
     alarms: Mutex<Alarms>,
     twins: AtomicU64,
-    /// Of each robot that two processes run as: when that was last seen, and where they are.
+    /// The time at which two processes were last seen to run as a robot, and their addresses, by robot.
     twins_seen: Mutex<BTreeMap<RobotId, (Instant, Vec<IpAddr>)>>,
     leader_changes: AtomicU64,
 }
 
 impl Bell {
-    /// Two processes run as a robot. Returns whether nobody has been told of late.
+    /// Records that two processes run as a robot. Returns whether this was not reported recently.
     pub fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>, now: Instant) -> bool {
         self.twins.fetch_add(1, Ordering::Relaxed);
         let before = lock(&self.twins_seen).insert(robot, (now, at));
@@ -48,12 +48,12 @@ impl Bell {
         twins.collect()
     }
 
-    /// Another robot leads.
+    /// Records that another robot leads.
     pub fn on_led(&self) {
         self.leader_changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the alarms that stand now.
+    /// Returns the alarms that are raised now.
     pub fn standing(&self, now: Instant) -> Vec<Alarm> {
         lock(&self.alarms).standing(now)
     }
@@ -80,7 +80,7 @@ impl Bell {
     }
 }
 
-/// The thread that looks. Ends when dropped.
+/// The thread that checks. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Lookout {
     end: Arc<AtomicBool>,

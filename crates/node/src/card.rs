@@ -2,8 +2,8 @@
 //!
 //! Every driver frees what it has sent, so the count of the socket's send queue ([`crate::outqueue`]) works with every
 //! card. Transmit status (`SO_WIFI_STATUS`) tells more, each frame's fate on the air, but requesting it changes how
-//! many drivers handle the frame. Only drivers in [`STATUS_IS_HARMLESS`] are asked. A TUN or TAP frees a frame before
-//! it has gone anywhere, so neither source works there.
+//! many of the drivers handle the frame. Only drivers in [`STATUS_IS_HARMLESS`] are asked. A TUN or TAP frees a frame
+//! before it has gone anywhere, so neither source works there.
 //!
 //! Left out: the network that a frame takes behind an access point, and drivers that free frames before the air has
 //! them (USB).
@@ -21,8 +21,7 @@ use crate::links::TOS_VOICE;
 use crate::outqueue;
 use crate::status::Completions;
 
-/// Drivers whose source shows that a frame whose status is requested is sent like any other, each with what was read
-/// there.
+/// Drivers whose source shows that a frame whose status is requested is sent like any other, each with the finding.
 ///
 /// mac80211 itself already treats such a frame differently: it skips the fast path (`ieee80211_xmit_fast` in
 /// `net/mac80211/tx.c`), and with it A-MSDUs. Not in the list, because of their own sources:

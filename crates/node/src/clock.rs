@@ -2,7 +2,7 @@
 //!
 //! `std::time::Instant` reads `CLOCK_MONOTONIC`, which stops in suspend: a robot that held a permit, or led, when it
 //! went to sleep would wake up believing that no time has passed. `CLOCK_BOOTTIME` counts that time. NTP slews both
-//! alike, by 500 ppm at most. Left out: virtual machines that are paused together with their clocks.
+//! alike, by at most 500 ppm. Left out: virtual machines that are paused together with their clocks.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use rustix::time::{clock_gettime, ClockId};
 
 use crate::ground::Ground;
 
-/// How often both clocks are read to find one moment on them.
+/// The number of times that both clocks are read to find one moment on them.
 const READINGS: usize = 5;
 
-/// Time since its start, on a ground.
+/// A clock of the time since its start, on a ground.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     ground: Arc<dyn Ground>,
@@ -30,7 +30,7 @@ impl Clock {
         }
     }
 
-    /// Returns the start, since the ground's.
+    /// Returns the time of its start, since the ground's start.
     pub fn started(&self) -> Duration {
         self.started
     }
@@ -40,8 +40,8 @@ impl Clock {
         self.ground.now().saturating_sub(self.started)
     }
 
-    /// One moment on this clock, and as Unix time in nanoseconds. A busy machine may pause between two readings, so the closest
-    /// of a few count.
+    /// Returns one moment on this clock, and as Unix time in nanoseconds. A busy machine may pause between two
+    /// readings, so the closest pair of a few is used.
     pub fn moment(&self) -> (Duration, u64) {
         let (elapsed, unix) = moment(|| self.elapsed(), || self.ground.unix());
         (elapsed, u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX))
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_pause_between_two_readings_does_not_part_the_clocks() {
-        // The other clock is an hour ahead. The machine pauses after each reading of the first, at one time not.
+        // The other clock is an hour ahead. The machine pauses after each reading of the first clock, except one.
         let (now, reading) = (Cell::new(Duration::ZERO), Cell::new(0));
         let one = || {
             let at = now.get();
@@ -97,7 +97,7 @@ mod tests {
         println!("\nclock: {}", since_boot().as_nanos());
     }
 
-    /// In a time namespace, the clock of boot time is ahead by what a sleep would have added; the monotonic one is not.
+    /// In a time namespace, the boot-time clock is ahead by what a sleep would have added; the monotonic clock is not.
     #[test]
     fn time_asleep_counts() {
         let program = std::env::current_exe().unwrap();

@@ -1,11 +1,11 @@
 //! Control messages: small, predicted, sent ahead of bulk. Only the newest counts.
 //!
-//! A [`Publisher`] reports each message to the robot, which learns when the next is due and keeps bulk out of its way.
+//! A [`Publisher`] reports each message to the robot, which predicts the next one and keeps bulk out of its way.
 //! A [`Subscriber`] takes, from each robot, the first copy of each message that is newer than all before. It holds one
 //! message per robot: a slow receiver gets the newest, not the oldest.
 //!
 //! A message goes separately to each robot that subscribes to the topic, over the path or paths that the robot chooses
-//! (DupCon, 004), or over the only one.
+//! (DupCon; Lee, sections III and IV), or over the only one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,9 +40,9 @@ pub(crate) struct Control {
     robot: Arc<SharedRobot>,
     links: Arc<Links>,
     gatherings: Arc<Gatherings>,
-    /// Own messages that have not left; `None` if no window of the policy waits for them.
+    /// This robot's messages that have not left; `None` if no window of the policy waits for them.
     departures: Option<Arc<Departures>>,
-    /// Which robots subscribe to which topics.
+    /// The robots that subscribe to each topic.
     subscriptions: Mutex<Subscriptions>,
     published: Mutex<BTreeMap<FlowId, Arc<Sent>>>,
     /// The number of messages of each topic so far, including ended topics.
@@ -99,7 +99,7 @@ impl Control {
             .tell(|robot, now| robot.handle(Input::AddFlow(period), now).flow());
         let flow = flow.ok_or_else(|| {
             Error::TooManyTopics(format!(
-                "{} publishes {FLOWS_MAX} control topics already, which is the limit",
+                "{} already publishes {FLOWS_MAX} control topics, which is the limit",
                 self.member.name()
             ))
         })?;
@@ -126,9 +126,9 @@ impl Control {
         subscribers
     }
 
-    /// A message of this robot is on its way to `targets`; the robot is told when it has left.
+    /// Follows a message of this robot to `targets`; the robot is told when it has left.
     pub fn follow(&self, flow: FlowId, targets: Vec<Target>) {
-        // Nothing to wait for.
+        // Without targets there is nothing to wait for.
         let departures = self.departures.as_ref().filter(|_| !targets.is_empty());
         if !departures.is_some_and(|departures| departures.follow(flow, targets, self.robot.now())) {
             self.robot
@@ -136,12 +136,12 @@ impl Control {
         }
     }
 
-    /// A robot announces all topics that it subscribes to.
+    /// Records a robot's announcement of all topics that it subscribes to.
     pub fn on_subscriptions(&self, robot: RobotId, topics: BTreeSet<String>) {
         lock(&self.subscriptions).on_announced(robot, topics);
     }
 
-    /// A robot has vanished.
+    /// Removes a robot that is gone.
     pub fn on_gone(&self, robot: RobotId) {
         lock(&self.subscriptions).on_gone(robot, self.robot.now());
     }
@@ -155,7 +155,7 @@ impl Control {
         if topics.len() > Hello::TOPICS_MAX {
             subscribed.pop();
             return Err(Error::TooManyTopics(format!(
-                "{} subscribes to {} topics already, which is the limit",
+                "{} already subscribes to {} topics, which is the limit",
                 self.member.name(),
                 Hello::TOPICS_MAX
             )));
@@ -181,10 +181,10 @@ impl Control {
         topics.into_iter().map(str::to_owned).collect()
     }
 
-    /// A copy of a message arrived, or this robot has sent one.
+    /// Handles a copy of a message that arrived, or that this robot has sent.
     pub fn on_message(&self, from: RobotId, path: PathId, topic: &str, header: ControlHeader, content: &Bytes) {
         let now = self.robot.now();
-        // Not under the lock, because a receiver that takes a message asks for more.
+        // Not while holding the lock, because a receiver that takes a message asks for more.
         for inbox in self.inboxes().iter().filter(|inbox| inbox.topic == topic) {
             inbox.on_message(from, path, header, content, now);
         }
@@ -224,7 +224,7 @@ impl Publisher {
         }
     }
 
-    /// Sends a message, or drops it if the network takes no more, or the robot's agent does not run. Does not block.
+    /// Sends a message, or drops it if the network takes no more or the robot's agent does not run. Does not block.
     ///
     /// # Errors
     /// If the message is larger than [`MESSAGE_BYTES_MAX`], or the node has closed.
@@ -302,7 +302,7 @@ impl OwnPublisher {
                 if chosen.is_empty() {
                     copies.push((to, PathId(0), None, riders));
                 }
-                // With a choice of paths, no riders.
+                // Messages over chosen paths carry no riders.
                 copies.extend(chosen.into_iter().map(|copy| (to, copy.path, copy.number, Vec::new())));
             }
             let states = robot.handle(Input::State(topic.clone()), now).states();
@@ -346,7 +346,7 @@ pub struct Message {
     pub sequence: u64,
     /// The path that delivered it first, by its index among this robot's paths.
     pub path: usize,
-    /// When it arrived, on this robot's clock.
+    /// The time of its arrival, on this robot's clock.
     pub arrived_at: Instant,
     /// The age when it was taken, if both ends know the leader's clock.
     pub age: Option<Age>,
@@ -460,7 +460,7 @@ impl Drop for OwnSubscriber {
 }
 
 impl Inbox {
-    /// A copy of a message arrived. It waits if it is newer than all before.
+    /// Handles a copy of a message. It waits to be taken if it is newer than all before.
     fn on_message(&self, from: RobotId, path: PathId, header: ControlHeader, payload: &Bytes, now: Instant) {
         let mut robots = lock(&self.robots);
         let entry = robots.entry(from).or_insert_with(|| FromRobot::new(&header, now));
@@ -474,7 +474,7 @@ impl Inbox {
                 age: None,
                 payload: payload.clone(),
             };
-            // Under the lock, so that no older message takes its place.
+            // Still under the lock, so that no older message takes its place.
             self.waiting
                 .put((message, header.stamp), |(older, _)| older.from == from);
         }
@@ -516,7 +516,7 @@ impl FromRobot {
 
     /// Counts a copy. Returns whether it is newer than all before.
     fn take_in(&mut self, path: usize, header: &ControlHeader, now: Instant) -> bool {
-        // The deduplicator's numbers wrap; within its window the lower half of ours tells them apart.
+        // The deduplicator's numbers wrap; within its window, the lower half of ours is unambiguous.
         let verdict = self.deduplicator.on_copy(Sequence {
             incarnation: header.incarnation,
             number: header.sequence as u32,

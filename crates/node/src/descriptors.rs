@@ -1,4 +1,4 @@
-//! How many descriptors this process may have open.
+//! Sets how many descriptors this process may have open.
 
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
@@ -16,7 +16,7 @@ pub(crate) fn raise() {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     });
     if let Err(error) = raised {
-        tracing::warn!("the number of descriptors stays as it is: {error}");
+        tracing::warn!("cannot raise the limit of open descriptors: {error}");
     }
 }
 

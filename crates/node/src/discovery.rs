@@ -1,15 +1,15 @@
-//! Finds the other robots of a team: announces this one on the networks of its paths, listens for the others, and says
-//! whom to dial. `core::discovery` decides; this carries it out, over multicast DNS (`discovery/packet.rs`).
+//! Finds the other robots of a team: announces this robot on the networks of its paths, listens for the others, and
+//! says whom to dial. `core::discovery` decides; this module carries it out, over multicast DNS
+//! (`discovery/packet.rs`).
 //!
-//! One thread does it all. For each of this machine's addresses that a path uses, it has one socket, bound to the
-//! group: so it gets no datagram that is addressed to this machine alone, and does not compete with Avahi or
-//! systemd-resolved for those. Several robots on one machine work for the same reason. Twice a second it looks which
-//! interfaces there are. A robot announces itself when an interface comes up or changes its address, and when somebody
-//! asks for it, at most once a second.
+//! One thread does everything. For each of this machine's addresses that a path uses, it has one socket, bound to the
+//! group. So it gets no unicast datagrams, and does not compete with Avahi or systemd-resolved for those. Several
+//! robots on one machine work for the same reason. Twice a second the thread lists the interfaces. A robot announces
+//! itself when an interface comes up or changes its address, and when somebody asks for it, at most once a second.
 //!
-//! What the thread takes from the network is bounded by [`DATAGRAMS_MAX`]; what waits meanwhile is bounded by the
-//! kernel. Nothing is cached: a datagram leads to a hint, or to nothing. Left out: IPv6 networks without IPv4, and
-//! answers to a single asker. Decision 23 says why no library does this.
+//! [`DATAGRAMS_MAX`] bounds what the thread reads from the network; the kernel bounds what waits meanwhile. Nothing is
+//! cached: a datagram leads to a hint, or to nothing. Left out: IPv6 networks without IPv4, and answers to a single
+//! asker. Decision 23 says why no library does this.
 
 mod packet;
 mod places;
@@ -42,32 +42,32 @@ use crate::Error;
 /// Multicast DNS.
 const GROUP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(224, 0, 0, 251), 5_353);
 const HOPS: u32 = 255;
-/// How often the interfaces are looked at.
+/// The interval at which the interfaces are listed.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// When a robot announces itself at a new place.
+/// The times after which a robot announces itself at a new place.
 const ANNOUNCED_AFTER: [Duration; 3] = [
     Duration::ZERO,
     Duration::from_millis(1_000),
     Duration::from_millis(3_000),
 ];
-/// The least time between two announcements at a place.
+/// The minimum time between two announcements at a place.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(1);
-/// How long an answer waits at most, so that not all answer at once (RFC 6762, 6).
+/// The maximum delay of an answer, so that not all robots answer at once (RFC 6762, section 6).
 const ANSWER_WITHIN_MS: u64 = 100;
-/// How long a full send buffer may hold the thread.
+/// The maximum time for which a full send buffer holds the thread.
 const SEND_MAX: StdDuration = StdDuration::from_millis(50);
 /// The number of datagrams read in each window; the rest waits, and is dropped by the kernel.
 const DATAGRAMS_MAX: u32 = 1_000;
 const WINDOW: Duration = Duration::from_millis(100);
-/// The number of datagrams read before anything else is looked at.
+/// The number of datagrams read before the thread does anything else.
 const DATAGRAMS_AT_ONCE: u32 = 32;
 
-/// What the node is to do.
+/// An order to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Connect to an address, and [report](Finder::report) how that ended.
     Dial {
-        /// By which to report.
+        /// The attempt, for the report.
         attempt: AttemptId,
         /// The robot that is expected there.
         robot: RobotId,
@@ -78,8 +78,8 @@ pub enum Order {
     },
     /// Abandon an attempt.
     Stop(AttemptId),
-    /// The interface of a path, as the team file names it, is another card now: bind the path's sockets anew. It comes
-    /// before attempts over the new card.
+    /// Bind the path's sockets again, because the interface that the team file names is now another card. This order
+    /// comes before attempts over the new card.
     Rebind(PathId),
 }
 
@@ -96,10 +96,10 @@ struct Shared {
     team: Team,
     me: Option<RobotId>,
     paths: usize,
-    /// Under each of the authorities: several while keys are being renewed.
+    /// The names under each authority: several while keys are being renewed.
     names: Vec<Names>,
     inner: Mutex<Inner>,
-    /// Wakes the thread, and whoever waits for an order.
+    /// Wakes the thread.
     changed: Notify,
     ordered: Notify,
 }
@@ -107,7 +107,7 @@ struct Shared {
 #[derive(Debug)]
 struct Inner {
     decisions: Discovery,
-    /// At most one for each attempt and path, because an attempt that is stopped before it was begun leaves nothing.
+    /// At most one for each attempt and path: an attempt that is stopped before it has begun leaves no order.
     orders: VecDeque<Order>,
     searches: BTreeSet<PathId>,
     closed: bool,
@@ -123,9 +123,9 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Finder {
-    /// Begins to look for the other robots of a team on so many paths: as the robot `me`, or as the operator, who is not
-    /// announced. `authority` is the authority's certificate (DER); without one, hints need no proof. `on_panic` hears why
-    /// nothing more is found, should the thread panic.
+    /// Begins to look for the other robots of a team on `paths` paths: as the robot `me`, or as the operator, who is
+    /// not announced. `authority` is the authority's certificate (DER); without one, hints need no proof. If the thread
+    /// panics, `on_panic` gets the reason, and nothing more is found.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -140,7 +140,7 @@ impl Finder {
         Finder::start_on(&ground, team, me, paths, authorities, on_panic)
     }
 
-    /// The same on any ground.
+    /// Does the same on any ground.
     pub(crate) fn start_on(
         ground: &Arc<dyn Ground>,
         team: &Team,
@@ -203,20 +203,20 @@ impl Finder {
         }
     }
 
-    /// An attempt has ended. The outcome of one that was stopped is ignored.
+    /// Reports the outcome of an attempt. The outcome of a stopped attempt is ignored.
     pub fn report(&self, attempt: AttemptId, outcome: Outcome) {
         self.shared
             .tell(|decisions, now| decisions.on_outcome(attempt, outcome, now));
     }
 
-    /// There is a connection to a robot, whichever side has begun it.
+    /// Reports a connection to a robot, whichever side has begun it.
     pub fn connected(&self, robot: RobotId, path: PathId, address: IpAddr) {
         let address = address.to_canonical();
         self.shared
             .tell(|decisions, now| decisions.on_connected(robot, path, address, now));
     }
 
-    /// The last connection to a robot over a path has ended.
+    /// Reports that the last connection to a robot over a path has ended.
     pub fn lost(&self, robot: RobotId, path: PathId) {
         self.shared.tell(|decisions, now| decisions.on_lost(robot, path, now));
     }
@@ -263,7 +263,7 @@ fn clock_now(clock: &Clock) -> Instant {
 }
 
 impl Shared {
-    /// Reads a datagram under each authority; what one of them knows counts.
+    /// Reads a datagram under each authority, and returns the result of one that knows it, if any.
     fn read(&self, datagram: &[u8], from: Ipv4Addr) -> Result<Option<Heard>, Refusal> {
         let mut all = self.names.iter().map(|names| names.read(datagram, from));
         let first = all.next().unwrap_or(Ok(None));
@@ -277,13 +277,13 @@ impl Shared {
         clock_now(&self.clock)
     }
 
-    /// Tells the decisions something, from outside the thread.
+    /// Passes an event to the state machine, from outside the thread.
     fn tell(&self, what: impl FnOnce(&mut Discovery, Instant)) {
         self.decide(what);
         self.changed.notify_one();
     }
 
-    /// Orders what is not decided by the state machine, once.
+    /// Issues an order that the state machine does not decide, once.
     fn order(&self, order: Order) {
         let orders = &mut lock(&self.inner).orders;
         if !orders.contains(&order) {
@@ -292,10 +292,10 @@ impl Shared {
         self.ordered.notify_one();
     }
 
-    /// Tells the decisions something, and takes what they want done.
+    /// Passes an event to the state machine, and takes the actions that it requests.
     fn decide<T>(&self, what: impl FnOnce(&mut Discovery, Instant) -> T) -> T {
         let mut inner = lock(&self.inner);
-        // Read under the lock, so that it never goes back.
+        // Read the clock under the lock, so that it never goes back.
         let told = what(&mut inner.decisions, self.now());
         while let Some(action) = inner.decisions.poll() {
             match action {
@@ -334,7 +334,7 @@ impl Shared {
 struct Post {
     place: Place,
     socket: UdpSocket,
-    /// What remains to be said unasked.
+    /// The times of the unsolicited announcements still to be sent.
     announcements: VecDeque<Instant>,
     last: Option<Instant>,
     answer: Option<Instant>,
@@ -347,7 +347,7 @@ impl Post {
         // Others on this machine listen to the group too.
         socket.set_reuse_address(true)?;
         socket.bind(&SocketAddr::from(GROUP).into())?;
-        // Only what comes in over this interface.
+        // Receive only what comes in over this interface.
         socket.set_multicast_all_v4(false)?;
         socket.join_multicast_v4_n(GROUP.ip(), &socket2::InterfaceIndexOrAddress::Index(place.index))?;
         socket.set_multicast_if_v4(&place.address)?;
@@ -362,12 +362,12 @@ impl Post {
         })
     }
 
-    /// Returns when it has something to say.
+    /// Returns when it has something to send.
     fn due(&self) -> Option<Instant> {
         self.announcements.front().copied().into_iter().chain(self.answer).min()
     }
 
-    /// Somebody asks for this robot.
+    /// Schedules an answer to a question for this robot.
     fn asked(&mut self, now: Instant) {
         if self.place.announces && self.answer.is_none() {
             let soon = now + Duration::from_millis(1 + now.as_nanos() / 1_000 % ANSWER_WITHIN_MS);
@@ -376,11 +376,11 @@ impl Post {
         }
     }
 
-    /// Takes what a datagram says.
+    /// Handles the content of a datagram.
     fn take(&mut self, shared: &Shared, heard: Result<Option<Heard>, Refusal>, from: Ipv4Addr) {
         let own = |robot: &RobotId, path: &u8| Some(*robot) == shared.me && *path == self.place.path;
         match heard {
-            // Its own, back from the kernel.
+            // The robot's own announcement, looped back by the kernel.
             Ok(Some(Heard::Announcement { robot, .. })) if Some(robot) == shared.me => {}
             Ok(Some(Heard::Announcement { robot, path, proved })) => {
                 let hint = Hint {
@@ -390,7 +390,7 @@ impl Post {
                     proved,
                 };
                 shared.decide(|decisions, now| {
-                    // Paths lead from the first interface to the first, and so on.
+                    // Paths lead from the first interface to the first, from the second to the second, and so on.
                     if path == self.place.path {
                         decisions.on_hint(hint, now);
                     } else {
@@ -406,7 +406,7 @@ impl Post {
     }
 
     async fn say(&self, datagram: &[u8]) {
-        // A network that is congested or down hears it the next time.
+        // A network that is congested or down gets the next one.
         let sent = self.socket.send_to(datagram, SocketAddr::from(GROUP));
         if !matches!(tokio::time::timeout(SEND_MAX, sent).await, Ok(Ok(_))) {
             tracing::debug!("cannot send to {GROUP} on {}", self.place.interface);
@@ -416,7 +416,7 @@ impl Post {
 
 /// The thread's state.
 struct Listener {
-    /// Where the robot is connected to a network, and listens if it does.
+    /// The places at which the robot is connected to a network.
     places: BTreeSet<Place>,
     posts: Vec<Post>,
     /// The kernel's number of each path's card.
@@ -501,7 +501,7 @@ impl Listener {
             if self.listens && !self.posts.iter().any(|post| post.place == place) {
                 match Post::open(place.clone(), now) {
                     Ok(post) => self.posts.push(post),
-                    // It may have gone; if not, this is tried again.
+                    // The interface may be gone; if not, this is retried.
                     Err(error) => {
                         tracing::debug!("cannot look for robots on {}: {error}", place.interface);
                         continue;
@@ -518,7 +518,7 @@ impl Listener {
         }
     }
 
-    /// Sockets that are bound to an interface stay with the card that it was.
+    /// Orders to bind a path's sockets again if its card has changed: bound sockets stay with the old card.
     fn note_cards(&mut self, shared: &Shared, here: &[Place]) {
         if !self.is_bound {
             return;
@@ -531,7 +531,7 @@ impl Listener {
         }
     }
 
-    /// Says what is due.
+    /// Sends what is due.
     async fn speak(&mut self, shared: &Shared) {
         let searches = std::mem::take(&mut lock(&shared.inner).searches);
         for path in searches {
@@ -602,7 +602,7 @@ impl Listener {
     }
 }
 
-/// Returns the same robots, in turn from another one on, because not all fit into a question.
+/// Returns the same robots, each time starting at another one, because not all fit into a question.
 fn turned(mut robots: Vec<RobotId>, now: Instant) -> Vec<RobotId> {
     let places = robots.len().max(1) as u64;
     robots.rotate_left((now.as_nanos() / 1_000 % places) as usize);

@@ -1,8 +1,9 @@
-//! How much of a disk bulk and recordings may fill: all but a reserve, so that the rest of the machine can still write.
+//! Limits how much of a disk bulk and recordings may fill: all but a reserve, so that the rest of the machine can still
+//! write.
 //!
 //! The reserve is 64 MB, or 5 % of a disk that is smaller than 1.28 GB. Messages in progress claim what they still need,
-//! so that several senders cannot share the same free bytes. Programs that do not belong to us may fill the disk in
-//! the meantime, so whoever writes checks again as it goes.
+//! so that several senders cannot share the same free bytes. Other programs may fill the disk in the meantime, so each
+//! write checks the space again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,18 +16,18 @@ use nix::sys::statvfs::Statvfs;
 use crate::ground::Disk;
 use crate::sync::lock;
 
-/// The reserve of a large disk, bytes; of a small one, its twentieth.
+/// The reserve of a large disk, bytes. On a small disk, the reserve is a twentieth of it.
 const RESERVE_BYTES: u64 = 64_000_000;
 const RESERVE_SHARE: u64 = 20;
 
 /// The space on a disk, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
-    /// What this user can still write.
+    /// The bytes that this user can still write.
     pub free: u64,
     /// The bytes that have to stay free.
     pub reserve: u64,
-    /// What an empty disk would take, the reserve aside.
+    /// The bytes that an empty disk would take, without the reserve.
     pub most: u64,
 }
 
@@ -48,12 +49,12 @@ impl Space {
         }
     }
 
-    /// Returns what may be written without touching the reserve.
+    /// Returns the bytes that may be written without touching the reserve.
     pub fn usable(self) -> u64 {
         self.free.saturating_sub(self.reserve)
     }
 
-    /// An error if less than the reserve is free.
+    /// Fails if less than the reserve is free.
     pub fn check(self) -> io::Result<()> {
         if self.free < self.reserve {
             return Err(self.short());
@@ -74,22 +75,22 @@ impl Space {
 /// The disk that bulk is received on.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// What messages in progress still need, bytes.
+    /// The bytes that messages in progress still need.
     claimed: Mutex<u64>,
     /// The senders' folders that survive a power cut, as far as this start knows.
     kept: Mutex<BTreeSet<PathBuf>>,
-    /// Whether bulk was refused for lack of room, most recently.
+    /// Whether the most recent bulk was refused for lack of room.
     short: AtomicBool,
 }
 
-/// Why there is no room for a message, bytes.
+/// The reason why there is no room for a message, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom {
-    /// What the message still needs.
+    /// The bytes that the message still needs.
     pub missing: u64,
-    /// What it could have.
+    /// The bytes that it could have now.
     pub usable: u64,
-    /// What it could have on an empty disk.
+    /// The bytes that it could have on an empty disk.
     pub most: u64,
 }
 
@@ -113,8 +114,8 @@ impl Room {
         }))
     }
 
-    /// Has a sender's folder, and the two above it, survive a power cut. An earlier start may have been killed right after
-    /// it made them, so only what this one has done counts.
+    /// Makes a sender's folder, and the two above it, survive a power cut. An earlier start may have been killed right
+    /// after creating them, so only what this start has synced counts.
     pub fn keep(&self, disk: &dyn Disk, folder: &Path) -> io::Result<()> {
         let mut kept = lock(&self.kept);
         if !kept.contains(folder) {
@@ -132,8 +133,8 @@ impl Room {
         let folder = folder.display();
         match refused {
             Some(NoRoom { missing, usable, .. }) => tracing::error!(
-                "the disk of {folder} has room for {} of bulk, a reserve aside, and {} are missing: bulk waits, control \
-                 goes on",
+                "the disk of {folder} has room for {} of bulk, not counting its reserve, but {} are needed: bulk waits, \
+                 control continues",
                 megabytes(usable),
                 megabytes(missing)
             ),
@@ -150,7 +151,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// The message still needs this much.
+    /// Sets the number of bytes that the message still needs.
     pub fn set(&mut self, bytes: u64) {
         let mut claimed = lock(&self.room.claimed);
         *claimed = *claimed - self.bytes + bytes;
@@ -164,7 +165,7 @@ impl Drop for Claim {
     }
 }
 
-/// Returns the bytes for people: `12.3 MB`.
+/// Formats a number of bytes for people: `12.3 MB`.
 pub(crate) fn megabytes(bytes: u64) -> String {
     let tenths = bytes / 100_000;
     format!("{}.{} MB", tenths / 10, tenths % 10)
@@ -199,7 +200,7 @@ mod tests {
         let mut first = room.claim(&Linux, &folder, half).unwrap().unwrap();
         let second = room.claim(&Linux, &folder, half).unwrap().unwrap_err();
         assert!(second.missing == half && second.usable < half && second.most >= half);
-        // As it arrives, the disk has less and the claim needs less.
+        // As the message arrives, the disk has less room and the claim needs less.
         first.set(0);
         drop(room.claim(&Linux, &folder, half).unwrap().unwrap());
         assert_eq!(*lock(&room.claimed), 0);

@@ -1,8 +1,9 @@
-//! The door of all of a robot's QUIC endpoints: `core::admission` decides which attempts are taken up, and this carries
-//! it out. What is not taken up gets no answer, so that a stranger learns nothing and nobody is answered in its name.
+//! The door of all of a robot's QUIC endpoints. `core::admission` decides which attempts are taken up, and this module
+//! carries that out. Other attempts get no answer, so that a stranger learns nothing, and cannot make the robot answer
+//! a third party.
 //!
-//! Left out: what QUIC answers before it shows an attempt to anybody (versions that it does not speak, tokens that are
-//! not its own, resets of unknown connections), each with one packet no longer than what it answers.
+//! Left out: what QUIC answers before it passes on an attempt (unknown versions, foreign tokens, resets of unknown
+//! connections). Each answer is one packet, no longer than the packet that it answers.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -33,13 +34,13 @@ pub(crate) struct Door {
 #[derive(Debug)]
 struct Inner {
     admission: Admission,
-    /// Told when a handshake has to make room for another.
+    /// Notified when a handshake has to make room for another.
     handshakes: BTreeMap<Ticket, Arc<Notify>>,
     connections: BTreeMap<Ticket, Connection>,
 }
 
 impl Door {
-    /// `addresses` are those of the team's robots.
+    /// Creates the door; `addresses` are the addresses of the team's robots.
     pub fn new(
         ground: &Arc<dyn Ground>,
         limits: Limits,
@@ -58,7 +59,7 @@ impl Door {
         })
     }
 
-    /// Takes up an attempt, or demands the proof of its address, or leaves it without an answer.
+    /// Takes up an attempt, or demands a proof of its address, or leaves it unanswered.
     pub fn admit(self: &Arc<Self>, incoming: Incoming) -> Option<(Incoming, Place)> {
         let (from, proved) = (incoming.remote_address(), incoming.remote_address_validated());
         let now = self.now();
@@ -66,7 +67,7 @@ impl Door {
         match inner.admission.on_attempt(from.ip(), proved, now) {
             Verdict::Prove => {
                 drop(inner);
-                // It comes again from the address that it has proved.
+                // The attempt comes again, from an address that is proved then.
                 let _ = incoming.retry();
                 None
             }
@@ -93,7 +94,7 @@ impl Door {
         }
     }
 
-    /// Ends the connections of those whose certificates have been revoked.
+    /// Ends connections whose certificates have been revoked.
     pub fn close_revoked(&self) {
         let connections: Vec<Connection> = lock(&self.inner).connections.values().cloned().collect();
         let closed = connections.iter();
@@ -126,8 +127,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Waits for the handshake, unless it takes too long or has to make room. A failure is counted; without an error, the
-    /// other end did not go on.
+    /// Waits for the handshake, unless it takes too long or has to make room. Counts a failure; without an error, the
+    /// other end did not continue.
     pub async fn shake_hands(
         &self,
         connecting: impl IntoFuture<Output = Result<Connection, ConnectionError>>,
@@ -150,13 +151,13 @@ impl Place {
         Err(error)
     }
 
-    /// The other end has shown the certificate of a robot. Returns whether its connection may stay.
+    /// Registers the connection of a robot that has shown its certificate. Returns whether the connection may stay.
     pub fn is_robots(&self, robot: RobotId, connection: &Connection) -> bool {
         let now = self.door.now();
         self.open(connection, |admission| admission.on_member(self.ticket, robot, now))
     }
 
-    /// The other end has shown the operator's certificate. Returns whether its connection may stay.
+    /// Registers the connection of an operator who has shown the certificate. Returns whether the connection may stay.
     pub fn is_operators(&self, connection: &Connection) -> bool {
         self.open(connection, |admission| admission.on_operator(self.ticket))
     }
@@ -168,13 +169,13 @@ impl Place {
         if stays {
             inner.connections.insert(self.ticket, connection.clone());
             drop(inner);
-            // It may have been revoked since it was shown.
+            // The certificate may have been revoked since it was shown.
             close_revoked(&self.door.revoked, connection);
         }
         stays
     }
 
-    /// The other end has shown no certificate that counts.
+    /// Records that the other end has shown no valid certificate.
     pub fn fail(&self, reason: Reason) {
         let mut inner = lock(&self.door.inner);
         inner.handshakes.remove(&self.ticket);

@@ -1,6 +1,6 @@
 //! Errors of a live robot: programs use the variant, operators the text.
 //!
-//! Variants leave out what the caller passed in. A text says what happened, and what to do if that is known.
+//! Variants leave out what the caller passed in. A text says what happened and, if that is known, what to do.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -27,7 +27,7 @@ pub enum Error {
     Recorded,
     /// Bulk needs the team's keys, and the robot was opened without them.
     NoKeys,
-    /// A key or certificate is missing, unusable, or exists already.
+    /// A key or certificate is missing, unusable, or already exists.
     Keys(String),
     /// The team's addresses and interfaces are not this machine's, or more than a robot can use.
     Network(String),
@@ -35,7 +35,7 @@ pub enum Error {
     Config(String),
     /// A file is not a flight recorder's, or a folder has none.
     Flight(String),
-    /// The file to record to exists already.
+    /// The file to record to already exists.
     FileExists(PathBuf),
     /// A file could not be read or written.
     File(String, io::Error),
@@ -49,9 +49,9 @@ pub enum Error {
     Thread(io::Error),
     /// A socket, or a protocol on top of it, could not be set up.
     Socket(String, io::Error),
-    /// Keys that were read could not be used, or none could be made.
+    /// Keys that were read could not be used, or keys could not be created.
     Crypto(String),
-    /// Others cannot reach the robot: its port is taken.
+    /// Other robots cannot reach this one: its port is taken.
     Listen(String),
     /// A recording could not start, or has ended by itself.
     Recording(String),
@@ -66,8 +66,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the user has to fix it: the team file, the keys, an argument. Otherwise the network or the
-    /// machine failed.
+    /// Returns whether the user has to fix something: the team file, the keys, an argument. Otherwise the network or
+    /// the machine failed.
     pub fn is_input(&self) -> bool {
         use Error::*;
         let failed = matches!(
@@ -77,7 +77,7 @@ impl Error {
         !failed && !matches!(self, Listen(_) | Recording(_))
     }
 
-    /// Returns an operation that failed on a path.
+    /// Returns the error of an operation that failed on a path.
     pub(crate) fn at(what: &str, path: &Path, error: io::Error) -> Self {
         Error::File(format!("cannot {what} {}", path.display()), error)
     }
@@ -93,7 +93,7 @@ impl fmt::Display for Error {
             Listen(text) | Recording(text) | Protect(text) | Zenoh(text) | Guest(text) | Agent(text) => {
                 f.write_str(text)
             }
-            Recorded => f.write_str("this robot is being recorded already"),
+            Recorded => f.write_str("this robot is already being recorded"),
             NoKeys => f.write_str(
                 "bulk needs the team's keys: run this robot without --insecure, in Python without insecure=True",
             ),
@@ -101,7 +101,7 @@ impl fmt::Display for Error {
                 let path = path.display();
                 write!(
                     f,
-                    "{path} is there already, and no recording is written over: move it, or name another file"
+                    "{path} already exists, and recordings are never overwritten: move it, or name another file"
                 )
             }
             File(what, error) | Socket(what, error) => write!(f, "{what}: {error}"),

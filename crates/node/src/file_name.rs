@@ -1,14 +1,14 @@
 //! File names for robots, teams and bulk messages: every legal name fits, and two names never share a file.
 //!
 //! A legal name has up to 64 letters, digits, `-`, `_` and `.`, in any script. In UTF-8 that can be 256 bytes, and Linux
-//! allows 255 for a file name, prefixes included. So a long name is packed: `~` and three characters for each of its
-//! own. The same goes for `.` and `..`, which mean folders. `~` is not legal in a name, so both forms can be told apart.
+//! allows 255 for a file name, prefixes included. So a long name is packed: `~`, and three characters for each of its
+//! own. So are `.` and `..`, which mean folders. `~` is not legal in a name, so both forms can be told apart.
 
-/// A name of more bytes is packed. Leaves room for a number in front of it.
+/// A name of more bytes is packed. This leaves room for a number in front of it.
 const PLAIN_BYTES_MAX: usize = 200;
-/// In front of packed names.
+/// The first character of packed names.
 const MARK: char = '~';
-/// Six bits each.
+/// The digits of packed names, six bits each.
 const DIGITS: &[u8; 64] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_";
 /// Digits for each character: letters and digits of all scripts lie below 2^18.
 const DIGITS_EACH: usize = 3;
@@ -28,7 +28,7 @@ pub fn file_name(name: &str) -> String {
     packed
 }
 
-/// Returns the name that [`file_name`] turned into this; `None` if it turns none into it.
+/// Returns the name that [`file_name`] turned into this; `None` if there is no such name.
 pub(crate) fn name_in(file: &str) -> Option<String> {
     let Some(packed) = file.strip_prefix(MARK) else {
         return Some(file.to_owned());

@@ -2,12 +2,12 @@
 //!
 //! [`Flown`] is the robot with its recorder. Every [`Input`] goes through it and is noted, in memory and under the
 //! robot's lock; a thread writes the notes (`flight/write.rs`). A segment begins with the robot's whole state, so each
-//! file can be replayed alone, and the oldest files make room. Notes that do not fit in memory until they are written
-//! are left out and counted; then a new segment begins.
+//! file can be replayed by itself, and the oldest files make room. Notes for which there is no memory are left out and
+//! counted; then a new segment begins.
 //!
 //! A file is `CoFR`, the layout's number, and blocks: length, the first bytes of BLAKE3 of the body, body, in postcard.
 //! The first block is a [`Header`], each other one [`Record`]s. [`read`] accepts no block with a wrong hash, so garbage
-//! never becomes a robot by chance. The state's layout is that of this version's types: [`LAYOUT`] is incremented when
+//! never becomes a robot by chance. This version's types determine the state's layout: [`LAYOUT`] is incremented when
 //! one changes.
 //!
 //! Left out: message contents, and the results of actions. Recordings for people are MCAP (`recording.rs`).
@@ -37,12 +37,12 @@ const MAGIC: &[u8; 4] = b"CoFR";
 const HASH_BYTES: usize = 8;
 const BLOCK_HEAD_BYTES: usize = 4 + HASH_BYTES;
 /// The error for a file without a whole state.
-const CUT: &str = "the file ends before its robot's state; an older one of the same folder may be whole";
+const CUT: &str = "the file ends before its robot's state; an older file in the same folder may be complete";
 /// Larger files are not the recorder's, bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// The size of a segment's records at which it ends, bytes.
+/// The size of its records at which a segment ends, bytes.
 const SEGMENT_BYTES: usize = 1 << 20;
-/// The most that waits to be written, bytes.
+/// The maximum number of bytes that wait to be written.
 const WAITING_BYTES_MAX: usize = 4 << 20;
 
 /// The first block of a file.
@@ -56,7 +56,7 @@ pub struct Header {
     pub robots: Vec<String>,
     /// The configuration that the robot was started with.
     pub config: RobotConfig,
-    /// When the file begins, on the robot's clock.
+    /// The time at which the file begins, on the robot's clock.
     pub at: Instant,
     /// The same as Unix time, nanoseconds.
     pub unix_ns: u64,
@@ -69,7 +69,7 @@ pub struct Header {
 /// An input of a robot, and its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// When, on the robot's clock.
+    /// The time of the input, on the robot's clock.
     pub at: Instant,
     /// The input.
     pub input: Input,
@@ -118,11 +118,11 @@ struct Notes {
     segment: usize,
     last: Instant,
     lost: u64,
-    /// Something was left out, so this segment ends.
+    /// Whether something was left out, so that this segment ends.
     broken: bool,
 }
 
-/// A robot and its recorder. Anything may query it; whatever changes it is an [`Input`].
+/// A robot and its recorder. Anything may query the robot; only an [`Input`] changes it.
 #[derive(Debug)]
 pub(crate) struct Flown {
     robot: Robot,
@@ -218,7 +218,7 @@ impl Notes {
         (self.segment, self.last, self.broken) = (0, now, false);
     }
 
-    /// Returns whether there was room for it.
+    /// Notes an input. Returns whether there was room for it.
     fn input(&mut self, robot: &Robot, input: &Input, now: Instant) -> bool {
         if self.waiting + self.bytes.len() >= WAITING_BYTES_MAX {
             self.broken = true;
@@ -240,7 +240,7 @@ impl Notes {
 
     fn add(&mut self, value: &impl Serialize) {
         let before = self.bytes.len();
-        // No value of ours fails; half a record would end the segment for its reader.
+        // None of our values fails; half a record would end the segment for its reader.
         if let Ok(bytes) = postcard::to_extend(value, std::mem::take(&mut self.bytes)) {
             self.bytes = bytes;
         }
@@ -302,7 +302,7 @@ pub fn read(path: &Path) -> Result<Segment, Error> {
 fn parse(bytes: &[u8]) -> Result<Segment, String> {
     let rest = bytes.strip_prefix(MAGIC);
     let Some(rest) = rest.filter(|_| bytes.len() as u64 <= FILE_BYTES_MAX) else {
-        return Err("this is no file of a flight recorder".to_owned());
+        return Err("this is not a flight recorder's file".to_owned());
     };
     let Some((layout, rest)) = rest.split_first_chunk::<2>() else {
         return Err(CUT.to_owned());
@@ -310,7 +310,7 @@ fn parse(bytes: &[u8]) -> Result<Segment, String> {
     let layout = u16::from_le_bytes(*layout);
     if layout != LAYOUT {
         return Err(format!(
-            "it is of layout {layout}, and this coorp reads layout {LAYOUT}: replay it with the coorp that wrote it"
+            "it has layout {layout}, but this coorp reads layout {LAYOUT}: replay it with the coorp that wrote it"
         ));
     }
     let (header, mut rest) = match block(rest) {
@@ -320,7 +320,7 @@ fn parse(bytes: &[u8]) -> Result<Segment, String> {
     };
     let Ok((header, [])) = postcard::take_from_bytes::<Header>(header) else {
         return Err(
-            "the robot's state in it is not of this version: replay it with the coorp that wrote it".to_owned(),
+            "the robot's state in it is from another version: replay it with the coorp that wrote it".to_owned(),
         );
     };
     let (mut records, mut at, mut cut) = (Vec::new(), header.at, false);
@@ -338,7 +338,7 @@ fn parse(bytes: &[u8]) -> Result<Segment, String> {
         };
         while !body.is_empty() {
             let Ok(((after, input, answer), left)) = postcard::take_from_bytes::<(u64, Input, Answer)>(body) else {
-                return Err(format!("input {} in it makes no sense", records.len() + 1));
+                return Err(format!("input {} in it is invalid", records.len() + 1));
             };
             at += coorp_core::Duration::from_nanos(after);
             records.push(Record { at, input, answer });

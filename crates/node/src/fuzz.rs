@@ -1,5 +1,5 @@
-//! For the fuzz targets (`fuzz/`): a robot's QUIC for links, as configured at its port but without the port, and what is
-//! unwrapped of what others wrap.
+//! For the fuzz targets (`fuzz/`): a robot's QUIC for links, configured as at its port but without the port, and the
+//! check of wrapped packets.
 
 use std::net::Ipv4Addr;
 
@@ -16,19 +16,19 @@ pub fn unwraps(packet: &[u8], from: Ipv4Addr, to: Ipv4Addr) -> bool {
     crate::protect::accepted(packet, |address| address == from, |address| address == to).is_ok()
 }
 
-/// The three configurations.
+/// The configurations of QUIC for links.
 #[derive(Clone, Debug)]
 pub struct Quic {
     /// For the endpoint.
     pub endpoint: EndpointConfig,
-    /// Server's, for links that others open.
+    /// For links that others open.
     pub server: ServerConfig,
-    /// Client's, for links that this robot opens.
+    /// For links that this robot opens.
     pub client: ClientConfig,
 }
 
 impl Quic {
-    /// Those of a robot with keys.
+    /// Returns the configurations of a robot with keys.
     ///
     /// # Errors
     /// If the keys cannot be used, or no socket can be opened.
@@ -36,7 +36,7 @@ impl Quic {
         Quic::with(&Credentials::of(identity)?)
     }
 
-    /// Those of whoever makes its own certificate under a name, and admits anybody.
+    /// Returns the configurations of a peer that makes its own certificate under a name, and admits anybody.
     ///
     /// # Errors
     /// As for [`of`](Self::of).
@@ -45,7 +45,7 @@ impl Quic {
     }
 
     fn with(credentials: &Credentials) -> Result<Quic, Error> {
-        // Its receive buffer says how long datagrams may be.
+        // The socket's receive buffer determines how long datagrams may be.
         let socket = Linux.bind((Ipv4Addr::LOCALHOST, 0).into(), None);
         let socket = socket.map_err(|error| Error::Socket("cannot open a socket".to_owned(), error))?;
         let (mut server, mut client) = (credentials.server(PROTOCOL)?, credentials.client(PROTOCOL)?);

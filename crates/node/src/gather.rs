@@ -1,14 +1,15 @@
-//! The newest state of every robot on a topic, as one list per period, with the age of each state: 002 on real sockets.
+//! The newest state of every robot on a topic, as one list per period, with the age of each state: Dust's tracker on
+//! real sockets.
 //!
 //! `core::tracker` decides who is connected, what is newest and what was missed. This module has a [`Gather`] and its
 //! counterpart, the reporting side of a robot whose states are gathered. A gather's lists are made by a caller that
 //! waits for one, or else by a thread. A robot announces over its links that it gathers a topic. Each
-//! publisher of that topic then connects (002, IV-A), is answered once there is a subscription for it, and sends its
-//! states with T1 on the gathering robot's clock.
+//! publisher of that topic then connects (Dust, section IV-A), is answered once there is a subscription for it, and
+//! sends its states with T1 on the gathering robot's clock.
 //!
 //! States travel like control, over the paths that the robot chooses, and as separate copies: a robot need not
 //! subscribe to a topic that it gathers. Left out: sending the list on to others, as the paper's tracker does. The list
-//! is used where it is made, so T4 is when it is taken.
+//! is used where it is made, so T4 is the time at which it is taken.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -44,7 +45,7 @@ const LOOK_UP_EVERY: std::time::Duration = std::time::Duration::from_millis(500)
 /// A caller that waits for a list makes it itself; the thread does so this much later.
 const OTHERS_FIRST: Duration = Duration::from_micros(300);
 
-/// Gathers the states of all robots on a topic. Dropping it ends that.
+/// Gathers the states of all robots on a topic, until it is dropped.
 #[derive(Debug)]
 pub struct Gather(pub(crate) By<OwnGather, guests::Gather>);
 
@@ -58,7 +59,7 @@ impl Gather {
         Ok(Gather(By::Robot(OwnGather::new(gatherings, topic, period, topics)?)))
     }
 
-    /// Returns the newest list, if it was not taken yet.
+    /// Returns the newest list, if it was not taken before.
     pub fn try_recv(&self) -> Option<Table> {
         match &self.0 {
             By::Robot(own) => own.shared.lists.try_recv().map(|listed| own.table(listed)),
@@ -66,8 +67,8 @@ impl Gather {
         }
     }
 
-    /// Waits for the next list until `timeout` has passed; without one, forever. Each list goes to one taker: a caller
-    /// that waits here makes it, and leaves none for [`Gather::next`].
+    /// Waits for the next list until `timeout` has passed; without a timeout, forever. Each list goes to one taker: a
+    /// caller that waits here makes it, and leaves none for [`Gather::next`].
     pub fn recv(&self, timeout: Option<std::time::Duration>) -> Option<Table> {
         match &self.0 {
             By::Robot(own) => own.recv(timeout),
@@ -83,8 +84,8 @@ impl Gather {
         }
     }
 
-    /// Returns the connected robots, and on how many lists each had no fresh state. Empty while a guest's agent does
-    /// not run.
+    /// Returns the connected robots, each with the number of lists on which it had no fresh state. Empty while a
+    /// guest's agent is not running.
     pub fn updates(&self) -> Vec<(RobotId, Updates)> {
         match &self.0 {
             By::Robot(own) => lock(&own.shared.state).tracker.robots().collect(),
@@ -93,7 +94,7 @@ impl Gather {
     }
 }
 
-/// What a robot itself gathers.
+/// A gathering of the robot itself.
 #[derive(Debug)]
 pub(crate) struct OwnGather {
     gatherings: Arc<Gatherings>,
@@ -136,9 +137,9 @@ struct Listed {
 /// A list: each connected robot's newest state.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// When it was made (T3), on this robot's clock.
+    /// The time at which it was made (T3), on this robot's clock.
     pub listed_at: Instant,
-    /// When it was taken (T4), on this robot's clock.
+    /// The time at which it was taken (T4), on this robot's clock.
     pub taken_at: Instant,
     /// The robots that have sent a state, in the team file's order.
     pub states: Vec<RobotState>,
@@ -184,7 +185,7 @@ impl OwnGather {
         let topic = checked(topic)?;
         if !(PERIOD_MIN..=PERIOD_MAX).contains(&period) {
             return Err(Error::Period(format!(
-                "a period of {period} cannot be gathered at: use {PERIOD_MIN} to {PERIOD_MAX}"
+                "cannot gather at a period of {period}: use {PERIOD_MIN} to {PERIOD_MAX}"
             )));
         }
         let config = TrackerConfig {
@@ -223,7 +224,7 @@ impl OwnGather {
             .worker("coorp-gather", || (), round)
             .map_err(Error::Thread)?;
         let _ = gather.shared.lister.set(lister.signal().clone());
-        // For what came before it could be woken.
+        // Something may have arrived before the thread could be woken.
         lister.signal().wake();
         gather.lister = Some(lister);
         gatherings.announce(&gather.shared, true);
@@ -261,7 +262,7 @@ impl OwnGather {
 
 impl Drop for OwnGather {
     fn drop(&mut self) {
-        // First, so that no more robots connect.
+        // This goes first, so that no more robots connect.
         lock(&self.gatherings.by_topic).remove(&self.shared.topic);
         self.gatherings.announce(&self.shared, false);
         self.shared.stop.store(true, Ordering::Release);
@@ -272,7 +273,7 @@ impl Drop for OwnGather {
 }
 
 impl Gathering {
-    /// One round of the thread: does what is due. Returns how long it rests, unless it is woken.
+    /// Does what is due, as one round of the thread. Returns how long the thread rests, unless it is woken.
     fn work(&self, gatherings: &Gatherings) -> std::time::Duration {
         let robot = &gatherings.robot;
         let mut state = lock(&self.state);
@@ -289,7 +290,7 @@ impl Gathering {
             return state.until_due(robot.now() - later).min(LOOK_UP_EVERY);
         }
         drop(state);
-        // Never under the lock, which arrivals wait for.
+        // Not while holding the lock, which arrivals wait for.
         for action in todo {
             match action {
                 // Links carry all topics.
@@ -305,7 +306,7 @@ impl Gathering {
                         self.topic
                     );
                 }
-                // Made when it was queued.
+                // The list was made when this was queued.
                 TrackerAction::List => {}
             }
         }
@@ -319,7 +320,7 @@ impl Gathering {
         self.collect(state, now);
     }
 
-    /// Passes an arrival from a robot to the tracker. If too many actions wait already, the arrival counts as lost on
+    /// Passes an arrival from a robot to the tracker. If too many actions already wait, the arrival counts as lost on
     /// the way.
     fn hear(&self, robot: &SharedRobot, what: impl FnOnce(&mut Tracker<Bytes>, Instant)) {
         if lock(&self.state).todo.len() < TODO_MAX {
@@ -394,7 +395,7 @@ impl State {
     }
 }
 
-/// What this robot gathers, and the states that it sends to gathering robots.
+/// The topics that this robot gathers, and the states that it sends to gathering robots.
 #[derive(Debug)]
 pub(crate) struct Gatherings {
     member: Arc<Member>,
@@ -419,12 +420,13 @@ impl Gatherings {
         let mut all = lock(&self.by_topic);
         if all.contains_key(topic) {
             return Err(Error::Gathered(format!(
-                "this robot gathers \"{topic}\" already: share what `gather` has returned, or end the other program that does"
+                "this robot already gathers \"{topic}\": share what `gather` has returned, or end the other program that \
+                 does"
             )));
         }
         if all.len() >= Hello::TOPICS_MAX {
             return Err(Error::TooManyTopics(format!(
-                "{} gathers {} topics already, which is the limit",
+                "{} already gathers {} topics, which is the limit",
                 self.member.name(),
                 Hello::TOPICS_MAX
             )));
@@ -433,7 +435,7 @@ impl Gatherings {
         Ok(())
     }
 
-    /// This robot gathers a topic, or no longer does: tells all, itself too.
+    /// Announces to all robots, including this one, that this robot gathers a topic or no longer does.
     fn announce(&self, gathering: &Gathering, here: bool) {
         let own = (gathering.topic.clone(), (self.member.incarnation, gathering.number));
         self.on_gathers(self.member.me, vec![own], here);
@@ -457,7 +459,7 @@ impl Gatherings {
             .collect()
     }
 
-    /// A robot's process has ended.
+    /// Handles the end of a robot's process.
     pub fn on_gone(&self, gone: RobotId) {
         for gathering in self.all() {
             gathering.tell(&self.robot, |tracker, now| tracker.on_gone(gone, now));
@@ -468,7 +470,7 @@ impl Gatherings {
     pub fn report(&self, action: ReportAction) {
         match action {
             ReportAction::Say((topic, to), message) => self.say(&topic, to, message),
-            // Links are there, or being opened, in any case.
+            // Links are open, or being opened, in any case.
             ReportAction::Open(_) => {}
             ReportAction::Close((topic, to)) => {
                 tracing::debug!("states on {topic} no longer go to {}", self.member.name_of(to));
@@ -494,7 +496,7 @@ impl Gatherings {
         }
     }
 
-    /// A copy of a state arrived.
+    /// Handles a copy of a state that arrived.
     pub fn on_state(&self, from: RobotId, topic: &str, header: wire::State, payload: &Bytes) {
         if let Some(gathering) = self.get(topic) {
             let (topic, header, payload) = (header.topic, header.header, payload.clone());
@@ -516,7 +518,7 @@ impl Gatherings {
         }
     }
 
-    /// A message about gathering arrived from a robot.
+    /// Handles a message about gathering from a robot.
     pub fn on_said(&self, from: RobotId, wire::Gathering { topic, message }: wire::Gathering) {
         let to_gatherer = matches!(
             message,
@@ -533,7 +535,7 @@ impl Gatherings {
         }
     }
 
-    /// A robot gathers topics, or no longer does.
+    /// Records that a robot gathers topics, or no longer does.
     pub fn on_gathers(&self, robot: RobotId, topics: Vec<Gathers>, here: bool) {
         for (topic, (start, number)) in topics {
             let (report, session) = ((topic, robot), (start.to_string(), number.to_string()));

@@ -36,22 +36,22 @@ pub(crate) trait Ground: fmt::Debug + Send + Sync {
     fn now(&self) -> Duration;
     /// Returns the time since 1970 by the machine's calendar, which may jump.
     fn unix(&self) -> StdDuration;
-    /// Returns a number that nobody can foresee.
+    /// Returns an unpredictable number.
     fn random(&self) -> u64;
-    /// Returns the seed of QUIC's randomness, if that is to be repeated.
+    /// Returns the seed of QUIC's randomness, if runs must be repeatable.
     fn quic_seed(&self) -> Option<[u8; 32]>;
     /// Returns the disk of the state folder.
     fn disk(&self) -> Arc<dyn Disk>;
     /// Starts threads for tasks; each begins with `first`.
     fn threads(&self, count: usize, name: &str, first: fn()) -> io::Result<Threads>;
-    /// Starts a thread that works by itself, and begins with `first`.
+    /// Starts a worker thread, which begins with `first`.
     fn worker(&self, name: &str, first: fn(), work: Work) -> io::Result<Worker>;
     /// Binds a UDP socket to an address, and to an interface if one is given.
     fn bind(&self, at: SocketAddr, interface: Option<&String>) -> io::Result<Box<dyn Bound>>;
-    /// Returns the MTU of the interface on the way to an address from sockets that are bound so, bytes; `None` if there
-    /// is no way. Sends nothing.
+    /// Returns the MTU, in bytes, of the interface on the way to an address from sockets with this binding; `None` if
+    /// there is no route. Sends nothing.
     fn mtu(&self, to: SocketAddr, from: (IpAddr, Option<&String>)) -> Option<u16>;
-    /// Checks whether there are the interfaces and addresses that a robot uses for its paths.
+    /// Checks whether the interfaces and addresses that a robot uses for its paths exist.
     fn check_here(&self, robot: &Robot, paths: usize) -> Result<(), Error>;
     /// Returns the places at which robots without addresses are looked for.
     fn places(&self, team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Place>;
@@ -61,26 +61,26 @@ pub(crate) trait Ground: fmt::Debug + Send + Sync {
 pub(crate) trait Bound: Send {
     /// Returns whether it has room for many long datagrams.
     fn is_roomy(&self) -> bool;
-    /// As it is.
+    /// Returns the socket as an asynchronous one, otherwise unchanged.
     fn plain(self: Box<Self>) -> io::Result<Arc<dyn AsyncUdpSocket>>;
-    /// For control.
+    /// Returns the socket for control.
     fn marked(self: Box<Self>, robot: &Arc<SharedRobot>) -> io::Result<Marked>;
-    /// For bulk, below the gate.
+    /// Returns the socket for bulk, below the gate.
     fn below_gate(self: Box<Self>) -> io::Result<Below>;
 }
 
-/// A socket whose datagrams go to AC_VO, and what of them has left.
+/// A socket whose datagrams go to AC_VO, and the count of those that have left.
 pub(crate) struct Marked {
     pub io: Arc<dyn AsyncUdpSocket>,
     pub handed: Arc<Handed>,
 }
 
-/// A socket below the gate, and how to see what has left by it.
+/// A socket below the gate, and the means to see what has left it.
 pub(crate) struct Below {
     pub io: Arc<dyn AsyncUdpSocket>,
     pub queue: OutQueue,
-    /// The emulator's reports, if it is what frees frames.
+    /// The emulator's reports, if the emulator frees frames.
     pub emulated: Vec<Emulated>,
-    /// The kernel's socket, to request reports of it.
+    /// The kernel's socket, to request its reports.
     pub descriptor: Option<OwnedFd>,
 }

@@ -1,10 +1,10 @@
 //! The team's keys: one certificate authority, and a certificate for each robot and for the operator.
 //!
-//! A certificate of the team's authority makes its owner a member, with the name in the certificate; nobody else is
-//! heard. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key and
-//! certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] takes it on the robot.
-//! [`revoke`] locks out whoever has a certificate, and [`renew`] makes all keys anew. The authority's key stays with the
-//! operator.
+//! A certificate of the team's authority makes its owner a member, with the name in the certificate; everybody else is
+//! ignored. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key
+//! and certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] unpacks it on
+//! the robot. [`revoke`] locks out every owner of a certificate, and [`renew`] replaces all keys. The authority's key
+//! stays with the operator.
 //!
 //! Certificates do not expire, because a robot's clock may start in 1970.
 
@@ -53,7 +53,7 @@ pub struct Made {
 /// Creates the team's authority and a certificate for every robot and the operator, if they are missing.
 ///
 /// # Errors
-/// If everything exists already, or files cannot be read or written.
+/// If everything already exists, or files cannot be read or written.
 pub fn init(team: &Team) -> Result<Made, Error> {
     let folder = &team.live.keys;
     renew::check_whole(folder)?;
@@ -71,8 +71,8 @@ pub fn init(team: &Team) -> Result<Made, Error> {
         (has_certificate, _) => {
             let missing = if has_certificate { &key } else { &certificate };
             return Err(Error::Keys(format!(
-                "{} is missing, and the rest of the team's authority is there: bring it here from where the keys were \
-                 made, or move {} away and make all keys anew",
+                "{} is missing, but the rest of the team's authority exists: copy it here from where the keys were \
+                 made, or move {} away and make new keys for all",
                 missing.display(),
                 folder.display()
             )));
@@ -91,8 +91,8 @@ pub fn init(team: &Team) -> Result<Made, Error> {
     }
     if !authority && certificates.is_empty() {
         return Err(Error::Keys(format!(
-            "{} has keys for the whole team already, and they stay as they are; 'coorp keys revoke' locks out whoever \
-             has one of them",
+            "{} already has keys for the whole team, and they stay as they are; 'coorp keys revoke' revokes a \
+             robot's",
             folder.display()
         )));
     }
@@ -107,16 +107,16 @@ struct AuthorityKey {
     issuer: Issuer<'static, KeyPair>,
     /// Certificates of the accepted authorities; the first is its own.
     certificates: Vec<CertificateDer<'static>>,
-    /// By which robots that know only the authority before this one know it: see [`renew`].
+    /// The certificate by which robots that know only the previous authority accept this one: see [`renew`].
     link: String,
 }
 
-/// Returns the team's authority, where its keys were made.
+/// Loads the team's authority, on the machine where its keys were made.
 fn authority_of(folder: &Path) -> Result<AuthorityKey, Error> {
     let (certificate, key) = pair(folder, AUTHORITY);
     let unusable = |path: &Path, error: String| {
         Error::Keys(format!(
-            "{} is no key or certificate of Coorp's: {error}",
+            "{} is not a key or certificate of Coorp's: {error}",
             path.display()
         ))
     };
@@ -174,9 +174,9 @@ impl Identity {
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
                 return Err(Error::Keys(format!(
-                    "{} is missing: 'coorp keys init' makes the team's keys, and 'coorp keys bundle' one file for this \
-                     robot, which 'coorp keys install' takes here; or run it insecure (--insecure, in Python \
-                     insecure=True) where nobody can do harm",
+                    "{} is missing: 'coorp keys init' makes the team's keys, 'coorp keys bundle' packs this robot's \
+                     into one file, and 'coorp keys install' unpacks it here; or run it insecure (--insecure, in Python \
+                     insecure=True) on a network that nobody else can reach",
                     file.display()
                 )));
             }
@@ -186,7 +186,7 @@ impl Identity {
         let owner = owner.and_then(|certificate| name_in(&certificate));
         if owner.as_deref() != Some(name) {
             return Err(Error::Keys(format!(
-                "{} is the certificate of {}, not of {name}: files of keys keep their names",
+                "{} is the certificate of {}, not of {name}: do not rename key files",
                 certificate.display(),
                 owner.as_deref().unwrap_or("nobody")
             )));
@@ -203,7 +203,7 @@ impl Identity {
     }
 }
 
-/// Refuses a private file or folder that others on this machine may open.
+/// Refuses a private file or folder that other users of this machine may open.
 fn check_private(path: &Path) -> Result<(), Error> {
     let metadata = fs::metadata(path).map_err(|error| Error::at("read", path, error))?;
     if metadata.permissions().mode() & 0o077 == 0 {
@@ -216,7 +216,7 @@ fn check_private(path: &Path) -> Result<(), Error> {
     };
     let path = path.display();
     Err(Error::Keys(format!(
-        "others on this machine may {may} {path}: chmod {mode} it"
+        "other users of this machine may {may} {path}: chmod {mode} it"
     )))
 }
 
@@ -253,7 +253,7 @@ fn member(name: &str) -> Result<CertificateParams, Error> {
     Ok(params)
 }
 
-/// Certificate parameters that are valid from before any robot's clock to after all of them.
+/// Returns certificate parameters that are valid from before any robot's clock to after all of them.
 fn lasting(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -273,7 +273,7 @@ fn files(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
 }
 
 fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
-    // Names may contain dots, so nothing is an extension.
+    // Names may contain dots, so `with_extension` would cut them.
     let name = file_name(name);
     (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")))
 }
@@ -286,7 +286,7 @@ fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     written.map_err(|error| Error::at("write", path, error))
 }
 
-/// Writes a file whole, in place of the one that may be there.
+/// Writes a whole file, and replaces an existing one.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     replace(&Linux, path, bytes, mode).map_err(|error| Error::at("write", path, error))
 }
@@ -314,7 +314,7 @@ pub(crate) mod tests {
         folder
     }
 
-    /// Returns the folder in which a team's keys are made and that of a robot, with the team in each.
+    /// Returns two folders, one in which a team's keys are made and a robot's, with the team in each.
     pub fn two_machines(name: &str) -> ([PathBuf; 2], [Team; 2]) {
         let folders = ["here", "there"].map(|place| scratch(&format!("{name}-{place}")));
         let teams = folders.each_ref().map(|folder| team(folder));

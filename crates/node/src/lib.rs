@@ -29,8 +29,9 @@
 //! `coorp_core::robot` makes a robot's decisions; this crate drives it. Begin at `node.rs`, which connects the parts.
 //! All of them share the robot (`shared_robot.rs`) and its identity (`member.rs`). `agent.rs` passes arrivals to the
 //! robot and carries out its actions. `control.rs`, `gather.rs` and `bulk/` are what users send and receive; `links/`
-//! carries control and coordination. `presence.rs` knows who is present, `addresses.rs` where. `outqueue.rs` and `card.rs` know what has left and by which source, `wire.rs`
-//! has the bytes, and `ground.rs` what all of it stands on. `keys.rs` creates and loads the team's keys, `watch.rs` queries robots for their status.
+//! carries control and coordination. `presence.rs` knows who is present, and `addresses.rs` where. `outqueue.rs` and
+//! `card.rs` know what has left, and from which source. `wire.rs` has the bytes, and `ground.rs` the machine below.
+//! `keys.rs` creates and loads the team's keys, and `watch.rs` queries robots for their status.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,7 @@
-//! Messages that have arrived and were not taken yet, for threads and tasks that wait for them.
+//! Holds messages that have arrived and were not taken yet, for threads and tasks that wait for them.
 //!
-//! Putting a message in never blocks. The use bounds a mailbox: by the message that each one replaces, or by whatever
-//! else it keeps of each message. Left out: closing. A receiver waits until its own timeout, even after the node is
+//! Putting a message in never blocks. The user of a mailbox bounds it: each message replaces an older one, or the user
+//! limits the messages in other ways. Left out: closing. A receiver waits until its own timeout, even after the node is
 //! gone.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Puts a message in the place of the one that it `replaces`, or else behind all others.
+    /// Puts a message in place of the one that it `replaces`, or else behind all others.
     pub fn put(&self, message: T, replaces: impl Fn(&T) -> bool) {
         let mut waiting = lock(&self.waiting);
         match waiting.iter_mut().find(|waiting| replaces(waiting)) {

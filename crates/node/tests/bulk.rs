@@ -186,7 +186,7 @@ fn a_message_for_which_there_is_no_room_is_kept_and_goes_later() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let mut one = fleet.robot("one");
     let refused = one.say("fill lead 8");
-    assert!(refused.contains("64 bulk messages wait for lead already"), "{refused}");
+    assert!(refused.contains("64 bulk messages already wait for lead"), "{refused}");
     let before: usize = refused.split_once(' ').unwrap().0.parse().unwrap();
     assert_eq!(one.say("finish"), refused.split_once(' ').unwrap().1, "it is still so");
     let mut lead = fleet.robot("lead");

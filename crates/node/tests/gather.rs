@@ -86,7 +86,7 @@ fn robots_come_and_go(fleet: &Fleet, topics: &str) {
     let (mut lead, mut one) = (fleet.robot("lead"), fleet.robot("one"));
     one.say("publish pose");
     assert_eq!(lead.say(&format!("gather pose {topics}")), "ok");
-    assert!(lead.say("gather pose own").contains("gathers \"pose\" already"));
+    assert!(lead.say("gather pose own").contains("already gathers \"pose\""));
     table(&mut lead, &mut [&mut one], "a", "1 a true");
     // One robot that joins later, and the gathering robot itself.
     let mut two = fleet.robot("two");

@@ -232,7 +232,7 @@ fn guests_join_an_agent_that_has_started_anew() {
     });
     let said = a.status().unwrap_err().to_string();
     assert!(
-        said.contains("one's agent does not run any more: start it anew (coorp up)"),
+        said.contains("one's agent is not running: start it again (coorp up)"),
         "{said}"
     );
     assert!(received.try_recv().is_none());
@@ -245,7 +245,7 @@ fn guests_join_an_agent_that_has_started_anew() {
         table.is_some_and(|table| !table.states.is_empty())
     });
     let said = map.take().unwrap_err().to_string();
-    assert!(said.contains("delivers this message anew"), "{said}");
+    assert!(said.contains("delivers this message again"), "{said}");
     assert_eq!(next(&received).take().unwrap(), b"map");
 }
 

@@ -126,7 +126,7 @@ fn what_is_decided_is_recorded_and_no_file_is_written_over() {
     assert_eq!(one.say("finish"), "ok");
     assert!(one
         .say(&format!("record {}", files[1].display()))
-        .contains("is there already"));
+        .contains("already exists"));
     let ([lead, one], whole): ([_; 2], Vec<bool>) = {
         let (a, b) = (read(&files[0]), read(&files[1]));
         ([a.0, b.0], vec![a.1, b.1])

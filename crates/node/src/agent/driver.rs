@@ -1,4 +1,4 @@
-//! The driver: calls the robot at its deadlines and carries out its actions. Nothing else does.
+//! The driver: calls the robot at its deadlines and carries out its actions. Nothing else does either.
 
 use bytes::Bytes;
 use coorp_core::robot::{Action, Message, Route};
@@ -41,7 +41,7 @@ impl Agent {
                 let state = if alive { "alive again" } else { "dead" };
                 tracing::info!("{path} to {} is {state}", self.member.name_of(robot));
             }
-            // No leader of this version asks for it (`policy.rs`).
+            // No leader of this version requests it (`policy.rs`).
             Action::Shift(flow, later) => tracing::debug!("flow {} would do better {later} later", flow.0),
             Action::Report(report) => self.gatherings.report(report),
         }

@@ -1,4 +1,4 @@
-//! What arrives over links: what is refused, and what goes to the robot.
+//! Handles what arrives over links: refuses it, or passes it to the robot.
 //!
 //! The links' tasks run this. The certificate at the other end of a link names the sender.
 
@@ -61,14 +61,14 @@ impl Agent {
     }
 
     fn on_wrapped(&self, from: RobotId, path: PathId, header: WrapHeader, packet: Bytes) {
-        // First, because the robot takes a while to think.
+        // This goes first, because the robot takes a while to decide.
         self.wrapper.on_wrapped(from, path, header, packet);
         if let Some(copy) = copy(from, path, header.sequence.incarnation, header.copy) {
             self.robot.tell(|robot, now| robot.handle(copy, now));
         }
     }
 
-    /// A robot announces what it subscribes to and gathers.
+    /// Handles a robot's announcement of what it subscribes to and gathers.
     fn on_hello(&self, from: RobotId, link: LinkId, hello: Hello) {
         let topics = hello.gathers.iter().map(|(topic, _)| topic);
         let are_names = hello
@@ -79,7 +79,7 @@ impl Agent {
         if !are_names || hello.subscribes.len().max(hello.gathers.len()) > Hello::TOPICS_MAX {
             return self.member.refused.count("an announcement", Refusal::Malformed);
         }
-        // Held until everything that tracks presence agrees, because links of several paths report.
+        // Hold the lock until everything that tracks presence agrees, because links of several paths report.
         let mut presence = lock(&self.presence);
         let Change {
             appeared,
@@ -123,7 +123,7 @@ impl Agent {
         }
     }
 
-    /// A robot's links are gone: its process has ended, or is out of reach.
+    /// Handles the loss of a robot's last link: its process has ended, or is out of reach.
     fn on_gone(&self, robot: RobotId) {
         self.control.on_gone(robot);
         self.wrapper.on_gone(robot);
@@ -132,7 +132,7 @@ impl Agent {
     }
 }
 
-/// One of several copies of a message arrived, if it is numbered.
+/// Returns the robot's input for one of several copies of a message, if the copy is numbered.
 fn copy(from: RobotId, path: PathId, incarnation: u32, number: Option<u32>) -> Option<Input> {
     number.map(|number| Input::Copy {
         from,

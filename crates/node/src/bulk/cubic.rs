@@ -1,4 +1,4 @@
-//! Decides when QUIC makes packets of bulk at all: never without a permit and a turn.
+//! Decides when QUIC makes packets of bulk: never without a permit and a turn.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,9 +24,9 @@ struct PermittedCubic {
     to: RobotId,
     path: usize,
     turn: Arc<Turn>,
-    /// When the robot was last told that something is sent.
+    /// The time at which the robot was last told that something is sent.
     told_at: Option<Instant>,
-    /// The other end has acknowledged something.
+    /// Whether the other end has acknowledged something.
     heard: bool,
 }
 
@@ -44,12 +44,12 @@ pub(super) struct PermittedCubicConfig {
 /// A connection's first flight before the first acknowledgement, if bulk is coordinated: few others send, and the gate
 /// bounds what is below it.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-/// The robot is told no more often that something is sent.
+/// Minimum time between two reports to the robot that something is sent.
 const TELL_SENT_EVERY: Duration = Duration::from_millis(3);
 
 impl ControllerFactory for PermittedCubicConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        // A socket that is gone permits nothing.
+        // A socket that no longer exists permits nothing.
         let permitted = self.socket.upgrade().map(|socket| socket.permitted());
         let mut cubic = CubicConfig::default();
         if self.coordinated {
@@ -70,7 +70,7 @@ impl ControllerFactory for PermittedCubicConfig {
 }
 
 impl PermittedCubic {
-    /// This many bytes have left the network; acknowledgements come with the shortest round trip.
+    /// Reports that this many bytes have left the network; acknowledgements come with the shortest round trip.
     fn acknowledged(&self, bytes: u64, round_trip: Option<Duration>) {
         if let Some(socket) = self.socket.upgrade() {
             socket.on_acknowledged(bytes, round_trip);
@@ -98,7 +98,7 @@ impl Controller for PermittedCubic {
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
-        // Not already in `on_ack`: QUIC also calls that for a Retry, after which the handshake begins anew.
+        // Not already in `on_ack`: QUIC also calls that for a Retry, after which the handshake begins again.
         self.heard = true;
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
     }
@@ -158,7 +158,7 @@ mod tests {
     use crate::keys::SERVER_NAME;
     use crate::quic::Credentials;
 
-    /// What a connection has that has neither permit nor turn.
+    /// Returns the configuration of a connection with neither permit nor turn.
     fn unpermitted() -> PermittedCubicConfig {
         let text = "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"one\"\n";
         let team = coorp_team::parse(text, "t.toml", std::path::Path::new("")).unwrap();
@@ -207,7 +207,7 @@ mod tests {
         };
         connection.handle_event(event);
         sent.clear();
-        // At once, and not only when a timer has expired.
+        // It is sent at once, and not only when a timer has expired.
         let size = connection.poll_transmit(now, 1, &mut sent).unwrap().size;
         let arrived = server.handle(now, one, None, None, BytesMut::from(&sent[..size]), &mut answer);
         let Some(DatagramEvent::NewConnection(incoming)) = arrived else {

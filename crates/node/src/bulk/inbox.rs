@@ -1,17 +1,17 @@
 //! The bulk that a robot has received, on disk, so that a restart loses nothing and delivers nothing twice.
 //!
-//! Each sender has a folder below `bulk/` (`file_name.rs` names it): `part` with the bytes of the message in progress and `part.head` with its description,
-//! `delivered` with the newest message that is whole, and `whole/` with messages that nobody has taken yet. A sender
-//! numbers its messages and sends one at a time to one receiver; each start of a sender has its own lineage. So one
-//! entry per sender, a lineage and a number, shows whether a message was delivered: its lineage is the same and its
-//! number is not greater.
+//! Each sender has a folder below `bulk/` (`file_name.rs` names it). `part` has the bytes of the message in progress,
+//! and `part.head` its description. `delivered` has the newest message that is whole, and `whole/` the messages that
+//! nobody has taken yet. A sender numbers its messages and sends one at a time to one receiver; each start of a sender
+//! has its own lineage. So one entry per sender, a lineage and a number, shows whether a message was delivered: its
+//! lineage is the same and its number is not greater.
 //!
-//! A message becomes whole in this order: its hash is right, its bytes, its head and all folders are on the disk, it is renamed
-//! into `whole/`, `delivered` records it, the sender is told. The sender's retry repairs a crash between any two of these,
-//! except between the renaming and `delivered`. Then the message would be delivered at the next start, and requested
-//! again too. So that start first corrects `delivered` ([`Inbox::mend`]) from `part.head`, which still describes the
-//! message. If the disk takes not even that, the message is delivered once its sender offers it again and `delivered`
-//! records it.
+//! A message becomes whole in this order: its hash is checked; its bytes, its head and all folders are synced; it is
+//! renamed into `whole/`; `delivered` records it; the sender is told. The sender's retry repairs a crash between any
+//! two of these steps, except between the renaming and `delivered`. Then the message would be delivered at the next
+//! start, and requested again too. So that start first corrects `delivered` ([`Inbox::mend`]) from `part.head`, which
+//! still describes the message. If the disk cannot take even that, the message is delivered once its sender offers it
+//! again and `delivered` records it.
 //!
 //! Nothing of a message is written unless all of it fits without touching the disk's reserve (`disk.rs`).
 
@@ -26,21 +26,21 @@ use crate::wire::{self, Begin};
 
 /// The maximum number of untaken messages of one sender; more are refused until some are taken.
 const WHOLE_MAX: usize = 256;
-/// Bytes are synced in batches of this size while more arrive, so that the end of a message has little to wait for.
+/// Bytes are synced in batches of this size while more arrive, so that little is left to sync at the end of a message.
 const SYNC_BYTES: u64 = 32 << 20;
 /// The size of reads from disk, bytes.
 const CHUNK_BYTES: usize = 256 << 10;
-/// The folder of all senders' folders. Of its own, so that a sender may have the name of another file.
+/// The folder of all senders' folders. It contains nothing else, so that a sender may have the name of another file.
 const FOLDER: &str = "bulk";
 
 /// The state of a message that a sender offers.
 #[derive(Debug)]
 pub(crate) enum Offer {
-    /// It was delivered already.
+    /// It was already delivered.
     Delivered,
     /// This much of it has arrived.
     Part(Box<Part>),
-    /// It is whole, and recorded as delivered only now.
+    /// It is whole, and was recorded as delivered only now.
     Whole(Whole),
     /// The missing bytes do not fit on the disk.
     NoRoom(NoRoom),
@@ -56,7 +56,7 @@ pub(crate) struct Part {
     file: Box<dyn Opened>,
     hasher: blake3::Hasher,
     length: u64,
-    /// How much of it was synced.
+    /// The number of its bytes that were synced.
     synced: u64,
     claim: Claim,
 }
@@ -97,9 +97,9 @@ impl Inbox {
         self.disk.about(&self.folder).is_ok_and(|about| !about.is_file)
     }
 
-    /// Must be called at a start, before a message is delivered: a message that is whole counts as delivered, whether
-    /// or not the previous start recorded that. Returns the path of the message that must not be delivered yet, if that
-    /// cannot be recorded now.
+    /// Records a whole message as delivered, if the previous start did not. Must be called at a start, before any
+    /// message is delivered. Returns the path of the message, which must not be delivered yet, if it cannot be recorded
+    /// now.
     pub fn mend(&self) -> Option<PathBuf> {
         let known = self.disk.read(&self.folder.join("part.head")).unwrap_or_default();
         let begin = wire::decode::<Begin>(&known).ok()?;
@@ -151,7 +151,7 @@ impl Inbox {
         Ok(found.into_iter().map(|(_, _, whole)| whole).collect())
     }
 
-    /// A sender offers a message: returns what has arrived of it, with its hash computed from the disk.
+    /// Returns what has arrived of a message that a sender offers, with its hash computed from the disk.
     pub fn offer(&self, begin: &Begin, room: &Arc<Room>) -> io::Result<Offer> {
         if self.is_delivered(begin) {
             return Ok(Offer::Delivered);
@@ -169,7 +169,7 @@ impl Inbox {
             // A head that belongs to other bytes does no harm: the sender compares what has arrived with its own.
             remove(&*self.disk, &path)?;
         }
-        // Before anything is read: a sender without room asks often.
+        // Claim room before reading anything: a sender that gets no room asks often.
         let there = self.disk.about(&path).map_or(0, |about| about.length);
         let claim = match room.claim(&*self.disk, &self.folder, begin.length.saturating_sub(there))? {
             Ok(claim) => claim,
@@ -248,7 +248,7 @@ impl Part {
         Ok(())
     }
 
-    /// Appends bytes. Fails if they are more than the message has, or would touch the disk's reserve.
+    /// Appends bytes. Fails if the message has fewer, or if they would touch the disk's reserve.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 > self.missing() {
             return Err(io::Error::new(
@@ -256,7 +256,7 @@ impl Part {
                 "more bytes than the message has",
             ));
         }
-        // Others may have filled the disk since the claim.
+        // Other programs may have filled the disk since the claim.
         let (space, coming) = (self.file.space()?, bytes.len() as u64);
         if coming > space.usable() {
             return Err(space.short());
@@ -272,8 +272,8 @@ impl Part {
         Ok(())
     }
 
-    /// Returns the file if enough has arrived since the last call that it should be synced now. The caller must report
-    /// the result before the message is finished.
+    /// Returns the file if enough has arrived since the last call to sync it now. The caller must report the result
+    /// before the message is finished.
     pub fn unsynced(&mut self) -> io::Result<Option<Box<dyn Opened>>> {
         if self.length - self.synced < SYNC_BYTES {
             return Ok(None);
@@ -282,7 +282,8 @@ impl Part {
         self.file.again().map(Some)
     }
 
-    /// All bytes have arrived. Returns `None`, and discards them, if they are not the announced ones.
+    /// Finishes the message once all bytes have arrived. Returns `None`, and discards the bytes, if they are not the
+    /// announced ones.
     pub fn finish(mut self) -> io::Result<Option<Whole>> {
         if self.missing() > 0 || self.hash() != self.begin.hash {
             self.restart()?;

@@ -16,7 +16,7 @@ use nix::fcntl::{fcntl, FcntlArg};
 
 /// The size that is copied and hashed together, while it is in the processor's cache, bytes.
 const WRITE_BYTES: usize = 256 << 10;
-/// The shortest piece and the longest; in between, each is as long as all before it, or as the write.
+/// The lengths of the shortest and the longest piece. In between, each is as long as all before it, or as the write.
 const PIECE_BYTES_MIN: usize = 16 << 10;
 const PIECE_BYTES_MAX: usize = 64 << 20;
 /// Pieces from this length on use huge pages, bytes.
@@ -51,7 +51,7 @@ impl Piece {
         let Some(pages) = pages else {
             return Piece::Small(Vec::with_capacity(bytes));
         };
-        // If there are none, small ones serve.
+        // If there are no huge pages, small ones will do.
         let _ = pages.advise(Advice::HugePage);
         Piece::Huge { pages, filled: 0 }
     }
@@ -63,7 +63,7 @@ impl Piece {
         }
     }
 
-    /// Appends as much as there is room for.
+    /// Appends as many bytes as there is room for.
     fn add(&mut self, more: &[u8]) {
         match self {
             Piece::Small(bytes) => bytes.extend_from_slice(more),
@@ -126,15 +126,16 @@ pub(crate) struct Message {
 #[derive(Clone, Debug)]
 enum Content {
     Pieces(Vec<Bytes>),
-    /// What another program has written, and still may: its hash is that program's, too, so that harms its own message alone.
+    /// Memory that another program has written, and can still change. That program also computed the hash, so a change
+    /// harms only its own message.
     Memory(Arc<File>),
 }
 
 impl Message {
-    /// Returns a message that another program has written and hashed, if its memory is that: reading another file might
-    /// block.
+    /// Returns a message that another program has written and hashed. Fails if the file is not sealed memory: reading
+    /// any other file might block.
     pub fn in_memory(content: OwnedFd, length: u64, hash: [u8; 32]) -> io::Result<Message> {
-        // Other files have no seals.
+        // Only memory has seals.
         fcntl(&content, FcntlArg::F_GET_SEALS)?;
         Ok(Message {
             hash,
@@ -153,7 +154,7 @@ impl Message {
         Some(*hasher.finalize().as_bytes())
     }
 
-    /// Returns what follows its first bytes, in chunks of at most this size.
+    /// Returns the bytes after the first ones, in chunks of at most this size.
     pub fn after(&self, bytes: usize, at_once: usize) -> impl Iterator<Item = Bytes> + '_ {
         self.part(bytes, self.length, at_once)
     }
@@ -164,7 +165,7 @@ impl Message {
             Content::Pieces(pieces) => Box::new(part_of(pieces, from, to, at_once)),
             Content::Memory(file) => {
                 let places = (from..to).step_by(at_once);
-                // One that has become shorter arrives garbled.
+                // Memory that has become shorter arrives garbled.
                 Box::new(places.map_while(move |at| {
                     let mut chunk = vec![0; at_once.min(to - at)];
                     file.read_exact_at(&mut chunk, at as u64).ok()?;

@@ -2,10 +2,10 @@
 //! failed.
 //!
 //! Messages go over QUIC, with one connection per receiver while there is something to send, and for a second after that.
-//! `socket.rs` asks the gate, `under.rs` tracks what is below it, `cubic.rs` decides when packets are made at all, and
-//! `reports.rs` reads what has left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two ends of
-//! a transfer, and `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs` keeps the
-//! connections and whose turn it is.
+//! `socket.rs` asks the gate, `under.rs` tracks what is below it, `cubic.rs` decides when packets are made, and
+//! `reports.rs` reads what has left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two
+//! ends of a transfer, and `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs`
+//! keeps the connections and knows whose turn it is.
 //!
 //! Each path has its own sockets. A message goes over one path; if that dies, a new connection over another one resumes
 //! where the receiver's disk ends. QUIC's own migration would keep the connection, but it moves only one end: the
@@ -63,13 +63,13 @@ use crate::{status, Error};
 
 /// The largest bulk message, bytes.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
-/// The port of incoming bulk, from a robot's first one on, UDP; each path has its own address.
+/// The UDP port of incoming bulk, as an offset from a robot's first port; each path has its own address.
 pub(crate) const PORT_BULK: u16 = 1;
 /// The number of messages to one receiver that may wait.
 const QUEUE_MAX: usize = 64;
-/// How long closing waits for tasks in progress.
+/// Maximum time for which closing waits for tasks in progress.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
-/// How long closing waits until senders have their answers.
+/// Maximum time for which closing waits until senders have their answers.
 const ANSWER_MAX: Duration = Duration::from_millis(50);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Threads for QUIC; sealing packets is most of their work.
@@ -93,7 +93,7 @@ pub(crate) struct Bulk {
     queues: Mutex<BTreeMap<RobotId, Queue>>,
     /// Bounded by what a sender may have on this disk.
     delivered: Arc<Mailbox<BulkMessage>>,
-    /// For messages whose name begins so, as long as their receiver exists.
+    /// The mailboxes of messages whose names begin with a prefix, while their receivers exist.
     reserved: Mutex<Vec<(String, Weak<Mailbox<BulkMessage>>)>>,
     /// Notified when a permit arrives.
     permitted: Notify,
@@ -106,11 +106,11 @@ pub(crate) struct Bulk {
 /// Sending and receiving over one path.
 #[derive(Debug)]
 struct Lane {
-    /// Both endpoints are taken when the node closes: their sockets end with them.
+    /// Both endpoints are taken out when the node closes: their sockets end with them.
     sender: Mutex<Option<Endpoint>>,
     endpoint: EndpointConfig,
     client: quinn::ClientConfig,
-    /// Replaced with its endpoint when the card is.
+    /// Replaced, like its endpoint, when the card is replaced.
     socket: Mutex<Arc<GatedSocket>>,
     receivers: Receivers,
     receiver: Mutex<Option<Endpoint>>,
@@ -146,7 +146,7 @@ impl Bulk {
             receiving: Arc::default(),
             state: state.to_owned(),
             room: Arc::default(),
-            // Unique to each start, and need not be kept.
+            // The lineage is unique to each start, and need not be stored.
             lineage: member.ground.random(),
             queues: Mutex::default(),
             delivered: Arc::new(Mailbox::new()),
@@ -173,7 +173,7 @@ impl Bulk {
         Ok(bulk)
     }
 
-    /// Messages that were whole when this robot last stopped. Those that cannot be read stay where they are.
+    /// Takes up the messages that were whole when this robot last stopped. Unreadable ones stay where they are.
     fn take_up(&self) {
         for (id, robot) in (0u16..).map(RobotId).zip(&self.member.team.robots) {
             let inbox = Inbox::of(self.member.ground.disk(), &self.state, &robot.name);
@@ -199,7 +199,7 @@ impl Bulk {
         }
     }
 
-    /// The permit has been granted or lost.
+    /// Sets whether the robot has a permit.
     pub fn set_permitted(&self, permitted: bool) {
         self.lanes
             .iter()
@@ -217,19 +217,19 @@ impl Bulk {
         }
     }
 
-    /// Ends connections to robots whose certificates have been revoked. The door ends those from them.
+    /// Ends connections to robots whose certificates have been revoked. The door ends connections from these robots.
     pub fn close_revoked(&self) {
         self.lanes
             .iter()
             .for_each(|lane| lane.receivers.close_revoked(&self.member.revoked));
     }
 
-    /// The gate has opened.
+    /// Wakes senders once the gate has opened.
     pub fn wake(&self) {
         self.lanes.iter().for_each(|lane| lane.socket().wake());
     }
 
-    /// Takes the message, of this length, if there is room for it; otherwise leaves it.
+    /// Takes the message, of this length, if the queue has room for it; otherwise leaves it.
     pub fn send(
         self: &Arc<Self>,
         to: RobotId,
@@ -249,7 +249,7 @@ impl Bulk {
         });
         let room = queue.jobs.try_reserve().map_err(|error| match error {
             mpsc::error::TrySendError::Full(()) => Error::QueueFull(format!(
-                "{QUEUE_MAX} bulk messages wait for {} already: wait for one to be delivered, and finish this one then",
+                "{QUEUE_MAX} bulk messages already wait for {}: wait for one to be delivered, then finish this one",
                 self.member.name_of(to)
             )),
             mpsc::error::TrySendError::Closed(()) => Error::Closed,
@@ -279,20 +279,21 @@ impl Bulk {
         found.unwrap_or_else(|| self.delivered.clone())
     }
 
-    /// A program that has received a message ended before it took that: somebody else receives it next.
+    /// Returns a message to its mailbox, because the program that received it ended before taking it.
     pub fn put_back(&self, message: BulkMessage) {
-        // What it took without a word is gone.
+        // If the program did take the file, there is nothing to return.
         if message.path().exists() {
             self.mailbox_of(&message.name).put_first(message);
         }
     }
 
-    /// Receives the messages that nobody else receives.
+    /// Returns a receiver for the messages that nobody else receives.
     pub fn receiver(&self) -> BulkReceiver {
         BulkReceiver(By::Robot(self.delivered.clone()))
     }
 
-    /// Receives the messages whose name begins so, including those that nobody has received.
+    /// Returns a receiver for the messages whose names begin with `prefix`, including those that nobody has received
+    /// yet.
     pub fn receiver_of(&self, prefix: &str) -> BulkReceiver {
         let mailbox = Arc::new(Mailbox::new());
         lock(&self.reserved).push((prefix.to_owned(), Arc::downgrade(&mailbox)));
@@ -304,7 +305,7 @@ impl Bulk {
     }
 
     pub fn status(&self) -> status::Bulk {
-        // Before locking the counts: a sender queries the robot while holding that lock.
+        // Ask before locking the counts: a sender queries the robot while holding that lock.
         let held = self.robot.ask(|robot, _| robot.is_held());
         let mut status = status::Bulk {
             held,
@@ -314,8 +315,8 @@ impl Bulk {
         status
     }
 
-    /// The interface of a path is another card now: binds the path's sockets to that, or changes nothing. What comes
-    /// in goes on if the address stays; what goes out is connected anew and resumed.
+    /// Binds a path's sockets to the card that is now its interface, or changes nothing. Incoming bulk continues if the
+    /// address stays the same; outgoing bulk gets new connections and resumes.
     pub fn rebind(&self, path: usize) -> Result<(), Error> {
         let failed = |error| Error::Socket("cannot use another card for bulk".to_owned(), error);
         let Some(lane) = self.lanes.get(path) else {
@@ -325,7 +326,7 @@ impl Bulk {
         let (Some(receiver), Some(before)) = (receiver.as_ref(), sender.as_ref()) else {
             return Ok(());
         };
-        // All are bound before any is used. Their reads belong to these threads.
+        // Bind all sockets before using any. These threads read from them.
         let entered = self.threads.tasks().enter();
         let receiving = receiving_socket(&self.member, path)?.plain().map_err(failed)?;
         let (endpoint, socket) = sender_over(&self.member, &self.robot, &self.tasks, &lane.endpoint, path)?;
@@ -334,7 +335,7 @@ impl Bulk {
         before.close(0u8.into(), b"another card");
         *sender = Some(endpoint);
         *lock(&lane.socket) = socket.clone();
-        // The driver may set it at the same time, for what the robot has decided before or after this.
+        // The driver may set the permit at the same time, for an earlier or a later decision of the robot.
         let is_permitted = || self.robot.ask(|robot, now| robot.is_permitted(now));
         let mut permitted = !is_permitted();
         while permitted != is_permitted() {
@@ -405,7 +406,7 @@ fn receiving_socket(member: &Member, path: usize) -> Result<Box<dyn Bound>, Erro
     member.bind("bulk", path, member.team.port(member.me) + PORT_BULK)
 }
 
-/// The endpoint that sends over a path, with its socket. Must be called within an async runtime.
+/// Opens the endpoint that sends over a path, with its socket. Must be called within an async runtime.
 fn sender_over(
     member: &Member,
     robot: &Arc<SharedRobot>,
@@ -425,7 +426,7 @@ fn sender_over(
 fn checked_length(name: &str, bytes: u64) -> Result<(), Error> {
     if bytes > BULK_BYTES_MAX {
         return Err(Error::TooLarge(format!(
-            "\"{name}\" would have {bytes} bytes, and a bulk message has at most {BULK_BYTES_MAX}: send it as several"
+            "\"{name}\" would have {bytes} bytes, but a bulk message has at most {BULK_BYTES_MAX}: send it as several"
         )));
     }
     Ok(())
@@ -490,7 +491,8 @@ impl BulkStream {
     /// Appends to the message.
     ///
     /// # Errors
-    /// If it would be longer than [`BULK_BYTES_MAX`], or there is no memory for it; then nothing of this is written.
+    /// If the message would be longer than [`BULK_BYTES_MAX`], or there is no memory for it; then none of these bytes
+    /// are written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let before = match &self.message {
             By::Robot((_, written)) => written.length(),
@@ -504,11 +506,11 @@ impl BulkStream {
         Ok(())
     }
 
-    /// Completes the message, which goes as soon as it may.
+    /// Completes the message, which is sent as soon as it may be.
     ///
     /// # Errors
-    /// If too many wait already, the node has closed, or the robot's agent does not run. The error contains the message, to
-    /// be finished later.
+    /// If too many messages already wait, the node has closed, or the robot's agent does not run. The error contains
+    /// the message, which can be finished later.
     pub fn finish(mut self) -> Result<Delivery, Unfinished> {
         let sent = match &mut self.message {
             By::Robot((bulk, written)) => {
@@ -558,7 +560,7 @@ impl Delivery {
     /// the `Delivery` there.
     ///
     /// # Errors
-    /// If it has failed. It may have arrived all the same, but only if its receiver fell silent at the very end.
+    /// If the message has failed. It may still have arrived, but only if its receiver fell silent at the very end.
     pub fn wait(self) -> Result<(), Error> {
         self.outcome.blocking_recv().unwrap_or(Err(Error::Closed))
     }
@@ -606,7 +608,7 @@ impl BulkMessage {
         }
     }
 
-    /// Another program has taken it, and perhaps moved its file: removes what is left of it.
+    /// Removes what is left of the message, once another program has taken it and perhaps moved its file.
     pub(crate) fn discard(&self) -> io::Result<()> {
         let By::Robot(disk) = &self.on else { return Ok(()) };
         match disk.remove(&self.path) {
@@ -620,10 +622,11 @@ impl BulkMessage {
         &self.path
     }
 
-    /// Takes it from disk into memory. After that it does not come back, not even after a power cut.
+    /// Takes the message from disk into memory. It does not come back afterwards, not even after a power cut.
     ///
     /// # Errors
-    /// If it cannot be read or removed; then it is still there, and can be taken again. Also if it was taken before.
+    /// If the message cannot be read or removed; then it is still there, and can be taken again. Also if it was already
+    /// taken.
     pub fn take(&self) -> io::Result<Vec<u8>> {
         match &self.on {
             By::Robot(disk) => disk.take(&self.path),
@@ -631,11 +634,11 @@ impl BulkMessage {
         }
     }
 
-    /// Moves it to the caller's file, which is replaced, and which has it after a power cut, too. To another disk it is copied; until the copy is complete, it
-    /// has another name beside that file.
+    /// Moves the message to `path`, and replaces a file that is there. The message survives a power cut. On another
+    /// disk, it is copied under another name beside that file, and renamed once complete.
     ///
     /// # Errors
-    /// If it cannot be moved; then it is still there, and can be taken again. Also if it was taken before.
+    /// If the message cannot be moved; then it is still there, and can be taken again. Also if it was already taken.
     pub fn take_to(&self, path: &Path) -> io::Result<()> {
         match &self.on {
             By::Robot(disk) => disk.hand_over(&self.path, path),

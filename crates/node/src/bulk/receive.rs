@@ -19,9 +19,9 @@ use crate::tasks::{awaited, beside};
 use crate::topic::checked;
 use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
 
-/// The number of pieces taken from QUIC at once, each a packet's.
+/// The number of pieces taken from QUIC at once, each from one packet.
 const CHUNKS: usize = 64;
-/// The size of writes and hashes, bytes. Little compared with the window, so that QUIC does not wait for it.
+/// The size of writes and hashes, bytes. Small compared with the window, so that QUIC does not wait for it.
 const WRITE_BYTES: usize = 1 << 20;
 
 /// The newest connection of each robot over any path. An older one is closed: its other end has restarted, or moved.
@@ -72,7 +72,7 @@ fn take_over(connections: &Connections, from: RobotId, connection: &Connection) 
     let mut connections = lock(connections);
     let turn = match connections.get(&from) {
         Some((older, turn)) => {
-            older.close(0u8.into(), b"a newer one came");
+            older.close(0u8.into(), b"replaced by a newer connection");
             turn.clone()
         }
         None => Arc::default(),
@@ -89,7 +89,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         Ok(begin) if checked(&begin.name).is_ok() && begin.length <= BULK_BYTES_MAX => begin,
         Ok(_) => {
             member.refused.count("the head of a bulk message", Refusal::Malformed);
-            return Err("its head is not in order".to_owned());
+            return Err("its head is malformed".to_owned());
         }
         Err(why) => {
             // A stream that broke off is not a bad frame.
@@ -124,7 +124,7 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
     };
     write(&mut send, &answer).await?;
     send.finish().map_err(|error| error.to_string())?;
-    // Until the answer has arrived, or the other end is gone.
+    // Wait until the answer has arrived, or the other end is gone.
     let _ = send.stopped().await;
     Ok(())
 }
@@ -140,7 +140,7 @@ async fn take_rest(
         bulk.member
             .refused
             .count("the start of a bulk message", Refusal::Malformed);
-        return Err("it starts elsewhere".to_owned());
+        return Err("it starts at another byte than agreed".to_owned());
     }
     let anew = if start.offset == 0 { part.restart() } else { Ok(()) };
     let length = part.whole_length();
@@ -155,7 +155,7 @@ async fn take_rest(
     match whole {
         Ok(Some(whole)) => {
             tracing::info!(
-                "\"{}\" of {} bytes came from {}",
+                "received \"{}\" of {} bytes from {}",
                 whole.name,
                 whole.length,
                 bulk.member.name_of(from)
@@ -242,7 +242,7 @@ async fn fill(bulk: &Bulk, mut part: Box<Part>, receive: &mut RecvStream) -> Res
     Ok(synced.map(|()| part))
 }
 
-/// The result of a sync in progress.
+/// Waits for a sync in progress, and returns its result.
 async fn synced(syncing: Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
     match syncing {
         Some(syncing) => syncing.await.map_err(io::Error::other)?,
@@ -250,7 +250,7 @@ async fn synced(syncing: Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
     }
 }
 
-/// Why a frame was not read: a text, and the defect if there was a frame.
+/// The reason why a frame was not read: a text, and the defect if there was a frame.
 #[derive(Debug)]
 pub(super) struct Unread(String, Option<Refusal>);
 
@@ -266,7 +266,7 @@ pub(super) async fn read<F: Frame>(receive: &mut RecvStream) -> Result<F, Unread
     let mut length = [0; 2];
     receive.read_exact(&mut length).await.map_err(broken)?;
     let length = usize::from(u16::from_le_bytes(length));
-    let refused = |refusal| Unread("a frame is not in order".to_owned(), Some(refusal));
+    let refused = |refusal| Unread("a frame is malformed".to_owned(), Some(refusal));
     if length > F::BYTES_MAX {
         return Err(refused(Refusal::Oversized));
     }

@@ -1,13 +1,13 @@
 //! Transmit status from the kernel: which datagrams of a UDP socket the air has carried, read from its error queue.
 //!
-//! With `SO_WIFI_STATUS`, mac80211 reports each datagram once the air has carried it or given it up. It is not in
-//! Linux's Documentation/networking; see `net/core/skbuff.c` and `net/mac80211/status.c`. Requesting it is harmless
-//! only with some drivers: see [`crate::card`].
+//! With `SO_WIFI_STATUS`, mac80211 reports each datagram once the air has carried it or given it up. Linux's
+//! Documentation/networking does not describe this; see `net/core/skbuff.c` and `net/mac80211/status.c`. Requesting it
+//! is harmless only with some drivers: see [`crate::card`].
 //!
-//! The report has no number but the frame itself, which is identified by its end: each of QUIC's packets has its own
-//! seal there. Reports do not come in the order of sending if one datagram is repeated on the air, or goes to another
-//! robot. Several datagrams in one send call are reported one by one by kernel 7.3, and cannot be sent by 6.1 over a
-//! WiFi card without checksums of its own. So each call has to send one datagram.
+//! The report contains no number but the frame itself, which is identified by its end: each of QUIC's packets has its
+//! own seal there. Reports do not arrive in the order of sending if one datagram is repeated on the air, or goes to
+//! another robot. Kernel 7.3 reports several datagrams of one send call one by one; kernel 6.1 cannot send them over a
+//! WiFi card without checksums of its own. So each call must send one datagram.
 //!
 //! Contains unsafe code: no safe crate sets the option or reads these messages.
 #![allow(unsafe_code)]
@@ -19,20 +19,20 @@ use std::time::Duration;
 
 /// The option `SO_WIFI_STATUS`, and the message with the same number; libc lacks it.
 const SO_WIFI_STATUS: libc::c_int = 41;
-/// The number of reports read at once, so that a flood of them does not keep their reader.
+/// The number of reports read at once, so that a flood of them does not occupy their reader.
 const READ_MAX: usize = 256;
 /// Room for the control messages and the address, with some to spare.
 const CONTROL_BYTES: usize = 512;
 /// Room for a frame; QUIC sends none longer over any WiFi.
 const FRAME_BYTES: usize = 4_096;
-/// The space for unread reports of one socket. The kernel drops more silently, and the default is full with some 90 of
+/// The space for unread reports of one socket. The kernel silently drops more, and the default holds only some 90 of
 /// them.
 const QUEUE_BYTES: libc::c_int = 4 << 20;
 
 /// The last bytes of a datagram, which identify it.
 pub(crate) type Tail = [u8; 16];
 
-/// The air has carried a datagram, or given it up.
+/// A report that the air has carried a datagram, or given it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     /// The datagram's last bytes.
@@ -50,7 +50,7 @@ pub(crate) fn tail(datagram: &[u8]) -> Tail {
     tail
 }
 
-/// Requests reports of each datagram's fate from now on, and makes room for them as far as the machine allows; or stops
+/// Requests reports of each datagram's fate from now on, with as much room for them as the machine allows; or stops
 /// requesting them.
 pub(crate) fn ask_for_wifi_status(socket: BorrowedFd<'_>, wanted: bool) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, SO_WIFI_STATUS, wanted.into())?;
@@ -71,7 +71,7 @@ fn set(socket: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: l
     }
 }
 
-/// Waits until there are reports, for `timeout` at most.
+/// Waits for reports, for at most `timeout`.
 pub(crate) fn wait(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
     // No events are requested: an error queue that is not empty is always reported.
     let mut poll = libc::pollfd {
@@ -134,7 +134,7 @@ fn read_one(socket: BorrowedFd<'_>) -> io::Result<Option<Report>> {
             header = libc::CMSG_NXTHDR(&raw const message, header);
         }
     }
-    // SAFETY: the kernel has written this many bytes, and no more than there is room.
+    // SAFETY: the kernel has written this many bytes, and no more than fit.
     let frame = unsafe { std::slice::from_raw_parts(frame.as_ptr().cast::<u8>(), length.min(FRAME_BYTES)) };
     Ok(acknowledged.map(|acknowledged| Report {
         tail: tail(frame),

@@ -23,10 +23,10 @@ use crate::tasks::awaited;
 use crate::wire::{Answer, Begin, Start};
 use crate::Error;
 
-/// A receiver that is silent for this long, while we may send, has failed; so has one without room for this long.
+/// A receiver has failed if it is silent for this long while we may send, or has no room for this long.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// Without a leader nobody grants permits. Messages fail after this many checks, a minute. It counts checks and not
-/// time, because this process may have been suspended.
+/// Without a leader nobody grants permits. Messages fail after this many checks, a minute. Checks are counted instead
+/// of time, because this process may have been suspended.
 const LOOK_AT_LEADER_EVERY: Duration = Duration::from_millis(500);
 const UNLED_MAX: u32 = 120;
 /// The retry interval, and the longer one if the receiver has no room for the message.
@@ -36,11 +36,12 @@ const RETRY_NO_ROOM: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The interval at which the path is checked.
 const LOOK_AT_PATH_EVERY: Duration = Duration::from_millis(20);
-/// How long establishing a connection may take. A new attempt begins again with short waits for an answer.
+/// Time limit for establishing a connection. A new attempt begins again with short waits for an answer.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
-/// A message that arrives garbled this often has failed.
+/// A message that arrives garbled this many times has failed.
 const GARBLED_MAX: u32 = 3;
-/// How long a connection stays after its last message: small ones often follow one another, and a new one costs more.
+/// Time for which a connection stays after its last message: small messages often follow one another, and a new
+/// connection costs more.
 const LINGER: Duration = Duration::from_secs(1);
 /// The size of the pieces given to QUIC, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -61,11 +62,12 @@ struct Open {
     turn: Arc<Turn>,
     /// See [`acknowledged_every`].
     every: Option<u32>,
-    /// The robot has been told that nothing waits for it.
+    /// Whether the robot has been told that nothing waits for the connection.
     rests: bool,
 }
 
-/// After how many datagrams a receiver acknowledges, if the gate has another source of completions; `None`: at once.
+/// Returns the number of datagrams that a receiver acknowledges at once, if the gate has another source of completions.
+/// `None`: it acknowledges each at once.
 fn acknowledged_every(bulk: &Bulk, lane: &Lane) -> Option<u32> {
     let reported = lane.socket().completions().are_reported();
     reported.then_some(bulk.member.policy.ack_every)
@@ -88,14 +90,14 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
                     .get(open.path)
                     .and_then(|lane| acknowledged_every(&bulk, lane))
         };
-        // Before this message's outcome is reported: then there is a slot.
+        // Take the next message before reporting this one's outcome, which frees a slot.
         let next = jobs.try_recv().ok();
         if connection.as_ref().is_some_and(learnt) {
-            // Its settings are fixed.
+            // The settings of a connection are fixed.
             hang_up(&bulk, to, connection.take());
         }
         if next.is_none() {
-            // The permit goes back at once, and others have the turn.
+            // The permit goes back at once, and the turn goes to others.
             wish = None;
             if let Some(open) = &mut connection {
                 open.rests = true;
@@ -117,7 +119,7 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
             (None, Some(_)) => match tokio::time::timeout(LINGER, jobs.recv()).await {
                 Ok(next) => next,
                 Err(_) => {
-                    // It would send keep-alives over the air.
+                    // An idle connection would send keep-alives over the air.
                     hang_up(&bulk, to, connection.take());
                     jobs.recv().await
                 }
@@ -126,22 +128,22 @@ pub(super) async fn deliver_all(bulk: Arc<Bulk>, to: RobotId, mut jobs: mpsc::Re
     }
 }
 
-/// How long a receiver may go without taking the message.
+/// Tracks how long a receiver has not taken the message.
 #[derive(Debug)]
 struct Patience {
-    /// When it last answered.
+    /// The time of its last answer.
     heard: Instant,
-    /// Since when it has had no room, and whether for any message or for the rest of this one.
+    /// The time since which it has had no room, and whether for any message or for the rest of this one.
     no_room: Option<(Instant, NoRoom)>,
-    /// How much of the message it had when it last answered.
+    /// The number of the message's bytes that it had at its last answer.
     kept: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NoRoom {
-    /// Too many messages wait there.
+    /// Too many messages wait at the receiver.
     Full,
-    /// It cannot write to disk.
+    /// The receiver cannot write to disk.
     Disk,
 }
 
@@ -154,7 +156,7 @@ impl Patience {
         }
     }
 
-    /// Time without a permit is not the receiver's fault.
+    /// Leaves out time without a permit, which is not the receiver's fault.
     fn on_waited(&mut self, waited: Duration) {
         self.heard += waited;
         if let Some((since, _)) = &mut self.no_room {
@@ -162,7 +164,7 @@ impl Patience {
         }
     }
 
-    /// It accepts the message, and has this much of it.
+    /// Records that the receiver accepts the message, and has this many bytes of it.
     fn on_here(&mut self, length: u64) {
         if length != self.kept || matches!(self.no_room, Some((_, NoRoom::Full))) {
             self.no_room = None;
@@ -170,7 +172,7 @@ impl Patience {
         self.kept = length;
     }
 
-    /// It has no room. Returns whether it has had none for too long.
+    /// Records that the receiver has no room. Returns whether it has had none for too long.
     fn on_no_room(&mut self, why: NoRoom, now: Instant) -> bool {
         let since = self.no_room.map_or(now, |(since, _)| since);
         self.no_room = Some((since, why));
@@ -231,7 +233,7 @@ async fn deliver(
             Ok(Answer::Garbled) => {
                 garbled += 1;
                 if garbled >= GARBLED_MAX {
-                    return Err(failed(job, name, "it arrived garbled again and again"));
+                    return Err(failed(job, name, "it arrived garbled several times"));
                 }
                 continue;
             }
@@ -241,7 +243,7 @@ async fn deliver(
                 let why = no_room(begin.length, missing, usable, most);
                 (why, patience.on_no_room(NoRoom::Disk, now) || begin.length > most)
             }
-            Ok(Answer::Here { .. }) => ("the answer makes no sense".to_owned(), patience.is_silent(now)),
+            Ok(Answer::Here { .. }) => ("the answer is not valid here".to_owned(), patience.is_silent(now)),
             Err(why) => {
                 hang_up(bulk, to, connection.take());
                 (why, patience.is_silent(now))
@@ -250,9 +252,9 @@ async fn deliver(
         if is_over {
             return Err(failed(job, name, &why));
         }
-        tracing::debug!("bulk to {name}: {why}; trying again");
+        tracing::debug!("bulk to {name}: {why}; retrying");
         if patience.no_room.is_some() {
-            // Meanwhile others may have the permit.
+            // Meanwhile, others may have the permit.
             *wish = None;
             tokio::time::sleep(RETRY_NO_ROOM).await;
             *wish = Some(bulk.robot.wish());
@@ -263,8 +265,8 @@ async fn deliver(
 }
 
 const FULL: &str = "too many messages wait there to be taken";
-const DISK: &str = "it cannot be written down there: its log says why";
-const UNLED: &str = "no robot leads, so that nobody gives permits: are enough of them switched on?";
+const DISK: &str = "the receiver cannot write to its disk: its log says why";
+const UNLED: &str = "no robot leads, so nobody grants permits: are enough robots switched on?";
 
 /// Returns why a message does not fit on its receiver's disk.
 fn no_room(length: u64, missing: u64, usable: u64, most: u64) -> String {
@@ -272,10 +274,10 @@ fn no_room(length: u64, missing: u64, usable: u64, most: u64) -> String {
     let [missing, usable, most] = [missing, usable, most].map(megabytes);
     if !fits {
         return format!(
-            "its disk takes {most} of bulk even when it is empty, and keeps the rest free: send less at once"
+            "its disk takes only {most} of bulk even when empty, and keeps the rest free: send less at once"
         );
     }
-    format!("its disk has room for {usable} of bulk and keeps the rest free, and {missing} are missing")
+    format!("its disk has room for {usable} of bulk and keeps the rest free, but {missing} are needed")
 }
 
 fn failed(job: &Job, to: &str, why: &str) -> Error {
@@ -309,9 +311,9 @@ async fn unled(bulk: &Bulk) {
 async fn permitted(bulk: &Bulk) -> Duration {
     let began = Instant::now();
     loop {
-        // Before the check, so that none is missed between the two.
+        // Wait from before the check, so that no permit is missed between the two.
         let comes = bulk.permitted.notified();
-        // QUIC hears of it a moment after the robot: anything begun in between would wait for the next permit.
+        // QUIC learns of a permit a moment after the robot: anything begun in between would wait for the next permit.
         let told = bulk.lanes.iter().all(|lane| lane.socket().is_permitted());
         if told && bulk.robot.ask(|robot, now| robot.is_permitted(now)) {
             return began.elapsed();
@@ -331,7 +333,7 @@ async fn moves(bulk: &Bulk, to: RobotId, path: usize) {
     }
 }
 
-/// One attempt: returns the receiver's final answer.
+/// Makes one attempt, and returns the receiver's final answer.
 async fn attempt(
     bulk: &Bulk,
     (to, path): (RobotId, usize),
@@ -371,7 +373,7 @@ async fn attempt(
     for chunk in job.message.after(offset, CHUNK_BYTES) {
         let length = chunk.len() as u64;
         match send.write_chunk(chunk).await {
-            // It takes no more, and has said why.
+            // The receiver takes no more, and has said why.
             Err(WriteError::Stopped(_)) => break,
             written => written.map_err(|error| error.to_string())?,
         }
@@ -389,7 +391,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     let address = bulk
         .addresses
         .known(to, path)
-        .ok_or("nobody knows its address: it is not here")?;
+        .ok_or("its address is unknown: it is not here")?;
     let address = SocketAddr::new(address, member.team.port(to) + PORT_BULK);
     let lane = bulk.lanes.get(path).ok_or("there is no such path")?;
     // Both are replaced under the first one's lock.
@@ -397,7 +399,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
         let sender = lock(&lane.sender);
         (sender.clone().ok_or("the node has closed")?, lane.socket())
     };
-    // Plain QUIC, if nothing else is requested.
+    // Use plain QUIC if the policy coordinates no bulk.
     let coordinated = robot.ask(|robot, _| robot.coordinates_bulk());
     let turn = Arc::new(Turn::new(!member.policy.turns));
     let permitted = PermittedCubicConfig {
@@ -422,7 +424,7 @@ async fn connect(bulk: &Bulk, to: RobotId, path: usize) -> Result<Open, String> 
     .await;
     let connection = connection.map_err(|missed| missed.to_string())?;
     lane.receivers.add(to, &turn, &connection);
-    // It may have been revoked since it was shown.
+    // The certificate may have been revoked since it was shown.
     quic::close_revoked(&member.revoked, &connection);
     // A permit that arrived meanwhile was announced to the connections that existed then.
     transport::wake(&connection);

@@ -1,18 +1,18 @@
 //! The socket under bulk: the gate decides about every datagram that QUIC wants to send.
 //!
-//! QUIC keeps a datagram that may not go, and its task is woken when the gate opens, a permit arrives or something has
-//! left. Datagrams that the kernel has and that have not left are counted, and the gate learns when each one leaves.
-//! From that it knows what will have left when a window begins. Without a permit, QUIC gets a congestion window of
-//! zero, so that it makes no packets whose delay would count as the network's. A paused stream sends nothing and keeps
-//! its congestion state.
+//! QUIC keeps a datagram that the gate holds, and its task is woken when the gate opens, a permit arrives or something
+//! has left. Datagrams that the kernel has and that have not left are counted, and the gate learns when each one
+//! leaves. From that it knows what will have left when a window begins. Without a permit, QUIC gets a congestion window
+//! of zero, so that it makes no packets whose delay would count as the network's. A paused stream sends nothing and
+//! keeps its congestion state.
 //!
 //! Small datagrams (such as acknowledgements) and those of a handshake always pass: a connection stays alive while it
 //! is paused.
 //!
 //! What has left is known from the socket's send queue ([`crate::outqueue`]). A thread reads it while something is
 //! below the gate, more often while the gate waits for it. If the driver is known to give transmit status without harm
-//! ([`crate::card`]), that is requested instead, and read from the error queue. Acknowledgements serve if neither
-//! reports anything.
+//! ([`crate::card`]), that is requested instead, and read from the error queue. If neither reports anything,
+//! acknowledgements take their place.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -43,7 +43,7 @@ use crate::tasks::caught;
 
 /// Datagrams up to this size are not bulk.
 const SMALL_BYTES: usize = 256;
-/// What was not reported for this long never will be.
+/// A datagram that was not reported for this long never will be.
 const REPORT_LATE: Duration = Duration::from_millis(500);
 /// A kernel that still holds a datagram after this time counts wrongly: its driver has lost the frame.
 const HELD_MAX: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ const SILENCE_EVERY: Duration = Duration::from_nanos(LOOK_UP_EVERY.as_nanos() as
 /// The interval at which the outgoing interface is looked up.
 const FIND_EVERY: Duration = Duration::from_secs(10);
 
-/// The work of the threads that check what has left, as it is named after a panic.
+/// The name of the threads that check what has left, for the message after a panic.
 const FOLLOWS: &str = "the thread that follows bulk";
 
 /// Decides about each bulk datagram, and learns from those that have left.
@@ -68,7 +68,7 @@ pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
     /// Reports what has left, and when; small datagrams too.
     fn on_gone(&self, path: usize, gone: &[(SendCall, Instant)]);
-    /// A thread that reports has panicked: bulk would stay held.
+    /// Reports that a thread that checks what has left has panicked: bulk would stay held.
     fn on_panic(&self, why: &str);
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct GatedSocket {
     /// The path that it sends over.
     path: usize,
     under: Mutex<Under>,
-    /// The source of completions, as [`Completions`] numbers them.
+    /// The source of completions, by its number in [`Completions`].
     completions: AtomicU8,
     permitted: Arc<AtomicBool>,
     /// The kernel's socket, to request reports.
@@ -134,7 +134,7 @@ impl GatedSocket {
         GatedSocket::with(ground, below, path, gatekeeper, Completions::Unknown)
     }
 
-    /// The same, with a given source of completions; an unknown one is that of the card which datagrams go to.
+    /// Does the same with a given source of completions; without one, uses the source of the outgoing card.
     fn with(
         ground: &dyn Ground,
         below: Below,
@@ -242,7 +242,7 @@ impl GatedSocket {
         !long_header && size > SMALL_BYTES
     }
 
-    /// The gate learns from arrived reports.
+    /// Tells the gate what the reports show.
     fn on_reports(&self, came: &[Report]) {
         let now = self.gatekeeper.now();
         let mut gone = Vec::new();
@@ -258,7 +258,7 @@ impl GatedSocket {
         self.learn(&gone);
     }
 
-    /// Reads the send queue; the gate learns from what has left. Returns when to read it again.
+    /// Reads the send queue, and tells the gate what has left. Returns when to read it again.
     fn look(&self) -> StdDuration {
         let mut gone = Vec::new();
         let next = {
@@ -294,7 +294,7 @@ impl GatedSocket {
         let device = device.and_then(|socket| socket.device().ok().flatten());
         let device = device.and_then(|name| String::from_utf8(name).ok());
         let from = self.inner.local_addr().map(|address| address.ip());
-        // If it is unknown, for example without a route, the source that every card has must do.
+        // If the interface is unknown, for example without a route, use the source that every card has.
         let found = from
             .and_then(|from| card::towards(to, from, device))
             .unwrap_or_default();
@@ -304,13 +304,13 @@ impl GatedSocket {
         }
     }
 
-    /// QUIC's acknowledgements, if the kernel reports nothing: this many bytes have arrived, with the shortest round
-    /// trip, or are lost.
+    /// Learns from QUIC's acknowledgements if the kernel reports nothing: this many bytes have arrived, with the
+    /// shortest round trip, or are lost.
     ///
-    /// An acknowledged datagram left the shortest round trip ago. Any additional time it has waited, below the gate or
-    /// anywhere on its way. Unacknowledged datagrams count as below the gate. Some of them have left, but the gate
-    /// learns how soon so many are acknowledged, which compensates. Leaving out the newest would admit any number at
-    /// once.
+    /// An acknowledged datagram counts as having left the shortest round trip ago. It spent any further time waiting,
+    /// below the gate or elsewhere on its way. Unacknowledged datagrams count as below the gate. Some of them have
+    /// left, but the gate learns how soon so many are acknowledged, which compensates for that. Leaving out the newest
+    /// would admit any number at once.
     pub fn on_acknowledged(&self, mut bytes: u64, round_trip: Option<StdDuration>) {
         if self.completions().are_reported() {
             return;
@@ -354,7 +354,7 @@ impl GatedSocket {
             completions
         };
         self.completions.store(completions as u8, Ordering::Relaxed);
-        tracing::info!("bulk: what has left is known by {completions}");
+        tracing::info!("bulk: the gate learns what has left from {completions}");
         self.kick();
     }
 
@@ -365,7 +365,7 @@ impl GatedSocket {
         }
     }
 
-    /// Gives up on overdue datagrams, and on the source altogether if nothing leaves, or no longer.
+    /// Gives up on overdue datagrams. Gives up on the source if nothing leaves, or nothing leaves any more.
     fn on_silence(&self) {
         let now = self.gatekeeper.now();
         let by = self.completions();
@@ -413,7 +413,7 @@ fn look_on(socket: &Weak<GatedSocket>, errors: Option<&OwnedFd>, looked: &mut In
             read_reports(socket, errors);
             Some(StdDuration::ZERO)
         }
-        // The thread that follows the emulator checks by itself.
+        // The thread that follows the emulator checks on its own.
         _ => Some(LOOK_UP_EVERY),
     }
 }
@@ -438,7 +438,7 @@ fn follow(mut emulated: Emulated, socket: &Weak<GatedSocket>) {
         let open = StdDuration::from_nanos(LOOK_OPEN.as_nanos());
         let rest = if freed { socket.look().min(open) } else { open };
         drop(socket);
-        // A kernel's count is polled as well; waking up for each frame would cost more than it tells.
+        // Poll, as for a kernel's count; waking up for each frame would cost more than it is worth.
         std::thread::sleep(rest);
     }
     emulated.freed().end();
@@ -464,7 +464,7 @@ impl AsyncUdpSocket for GatedSocket {
         let datagrams = transmit
             .segment_size
             .map_or(1, |size| transmit.contents.len().div_ceil(size.max(1)));
-        // Locked while the datagram is sent, so that no wake-up is missed between the answer and the wait.
+        // Hold the lock while sending the datagram, so that no wake-up is missed between the answer and the wait.
         let mut under = lock(&self.under);
         let n = under.datagrams;
         let (pass, at) = if bulk {
@@ -492,7 +492,7 @@ impl AsyncUdpSocket for GatedSocket {
             mark,
         });
         drop(under);
-        // Loopback has freed it already.
+        // Loopback has already freed it.
         if first && self.completions() == Completions::OutQueue && self.look() < LOOK_UP_EVERY {
             self.kick();
         }
@@ -518,7 +518,7 @@ impl AsyncUdpSocket for GatedSocket {
 
     fn max_transmit_segments(&self) -> usize {
         // Kernels differ in how they report several datagrams of one call over WiFi. The emulator's count would wait
-        // for those that a TAP does not take that way.
+        // for datagrams that a TAP does not take that way.
         let alone = matches!(
             self.completions(),
             Completions::Unknown | Completions::WifiStatus | Completions::Emulated

@@ -13,23 +13,23 @@ pub(super) const PROTOCOL: &[u8] = b"coorp-bulk/1";
 /// A peer that is silent for this long is gone.
 const IDLE_MS: u32 = 3_000;
 /// The assumed round trip before one is measured: a few times what a busy WiFi takes. A handshake over a path that is
-/// down is repeated after three of them, then after twice as long and so on.
+/// down is repeated after three round trips, then after twice as long and so on.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
-/// How often the receiver sends a keep-alive: a sender without a permit may not.
+/// The interval at which the receiver sends keep-alives: a sender without a permit may not.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// The acknowledgement delay of a datagram that nothing follows.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(2);
 /// An acknowledgement is a frame on the air, against the stream. If the gate does not need them, the receiver is asked
-/// for one after as many datagrams as the policy says, or this long after the first.
+/// for one after the policy's number of datagrams, or this long after the first.
 const ACKNOWLEDGE_THIN_WITHIN: Duration = Duration::from_millis(8);
-/// How much a receiver buffers ahead of its disk, and a sender keeps ready, bytes.
+/// The number of bytes that a receiver buffers ahead of its disk, and a sender keeps ready.
 const WINDOW_BYTES: u32 = 8 << 20;
 
 /// Returns the receiving configuration: accepts members of the team.
 pub(crate) fn server(credentials: &Credentials) -> Result<quinn::ServerConfig, Error> {
     let mut config = credentials.server(PROTOCOL)?;
     let mut transport = transport();
-    // One message at a time from one sender.
+    // A sender sends one message at a time.
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .keep_alive_interval(Some(KEEP_ALIVE));

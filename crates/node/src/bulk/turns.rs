@@ -1,4 +1,4 @@
-//! The connections that bulk is sent over, and whose turn it is.
+//! Keeps the connections that bulk is sent over, and knows whose turn it is.
 //!
 //! The robot decides (`core::robot`, decision 15). A connection without the turn makes no packets, as without a permit.
 
@@ -14,7 +14,7 @@ use crate::quic::close_revoked;
 use crate::revoked::Revoked;
 use crate::sync::lock;
 
-/// Whether one connection has the turn.
+/// One connection's turn.
 #[derive(Debug)]
 pub(crate) struct Turn(AtomicBool);
 
@@ -34,12 +34,12 @@ impl Turn {
 pub(super) struct Receivers(Mutex<BTreeMap<RobotId, (Arc<Turn>, Connection)>>);
 
 impl Receivers {
-    /// A connection is open.
+    /// Adds a connection that is open.
     pub fn add(&self, to: RobotId, turn: &Arc<Turn>, connection: &Connection) {
         lock(&self.0).insert(to, (turn.clone(), connection.clone()));
     }
 
-    /// A connection is closed.
+    /// Removes a connection that is closed.
     pub fn remove(&self, to: RobotId, turn: &Arc<Turn>) {
         let mut receivers = lock(&self.0);
         if receivers.get(&to).is_some_and(|(other, _)| Arc::ptr_eq(other, turn)) {
@@ -64,8 +64,8 @@ impl Receivers {
         self.wake();
     }
 
-    /// Those that may send look again: a connection that made no packets waits for nothing, and setting its window again
-    /// makes it check.
+    /// Makes the connections that may send check again. A connection that made no packets waits for nothing; setting
+    /// its window again makes it check.
     pub fn wake(&self) {
         let receivers = lock(&self.0);
         let connections = receivers.values().filter(|(turn, _)| turn.has());

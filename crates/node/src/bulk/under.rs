@@ -1,4 +1,4 @@
-//! What is below the gate: handed to the kernel, and not known to have left.
+//! Tracks what is below the gate: handed to the kernel, and not known to have left.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -11,14 +11,14 @@ use crate::outqueue::OutQueue;
 /// The maximum number of tracked sends; more than any queue below holds.
 const FOLLOWED_MAX: usize = 4_096;
 
-/// What is below the gate, and the senders that wait above it.
+/// The datagrams below the gate, and the senders that wait above it.
 #[derive(Debug)]
 pub(super) struct Under {
     pub queue: OutQueue,
-    /// The interface that datagrams leave by, and when to look it up.
+    /// The interface that datagrams leave by, and the time at which to look it up again.
     pub outlet: Option<String>,
     pub find_at: Instant,
-    /// Handed to the kernel and not reported as sent, in the order of sending.
+    /// The send calls handed to the kernel and not reported as sent, in the order of sending.
     pub sends: VecDeque<SendCall>,
     /// The number of datagrams in them.
     pub datagrams: usize,
@@ -29,7 +29,7 @@ pub(super) struct Under {
     /// Whether the gate has held a datagram since waiters were last woken.
     pub closed: bool,
     pub waiters: Vec<Waker>,
-    /// How often a datagram was held back.
+    /// The number of times that a datagram was held back.
     pub holds: u64,
     /// The number of datagrams that the air has given up, as far as the kernel reports that.
     pub given_up: u64,
@@ -40,11 +40,11 @@ pub(super) struct Under {
 /// One or several datagrams handed to the kernel together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendCall {
-    /// When it was handed over.
+    /// The time at which it was handed over.
     pub at: Instant,
     pub datagrams: usize,
     pub bytes: u64,
-    /// The number of datagrams that had left when it was handed over, and once it has left itself.
+    /// The number of datagrams that had left when it was handed over, and the number once it has left itself.
     pub left_before: u64,
     pub left_by: u64,
     /// Whether the gate decided about it, and learns from it.
@@ -86,7 +86,7 @@ impl Under {
         Some(self.gone(send))
     }
 
-    /// Takes the one with these last bytes, most often the oldest.
+    /// Takes out the send call with these last bytes, most often the oldest.
     pub fn take(&mut self, tail: &Tail) -> Option<SendCall> {
         let place = self.sends.iter().position(|send| send.tail == *tail)?;
         let send = self.sends.remove(place)?;
@@ -111,7 +111,7 @@ impl SendCall {
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Returns the number of datagrams that left between its handover and its own departure, without its last one.
+    /// Returns the number of datagrams that left between its handover and its departure, without its own last one.
     pub fn ahead(&self) -> usize {
         (self.left_by - self.left_before) as usize - 1
     }

@@ -1,12 +1,13 @@
-//! What robots say to find each other: DNS-SD over multicast DNS (RFC 6762, 6763), one datagram for each robot and path.
+//! The datagrams by which robots find each other: DNS-SD over multicast DNS (RFC 6762, 6763), one for each robot and
+//! path.
 //!
 //! The instance's name contains neither the team's nor the robot's name, but keyed hashes of them. Only members can
 //! compute these: the key is derived from the authority's certificate. A proof, also keyed, covers the robot, the path
 //! and the address that the datagram comes from. So a stranger's datagram costs a parse and a hash, and a copy of a
-//! member's is worth nothing from another address.
+//! member's datagram proves nothing from another address.
 //!
-//! The port is announced for other tools only; the team file has it. So have addresses in the records. Left out: TTLs and
-//! goodbyes, because nothing is cached, known answers, because questions name those who are missing, and unicast.
+//! The port and the addresses in the records are for other tools only: the team file has the port. Left out: TTLs and
+//! goodbyes, because nothing is cached; known answers, because questions name the missing robots; and unicast.
 
 use std::net::Ipv4Addr;
 
@@ -23,27 +24,27 @@ const ASKED_MAX: usize = 24;
 const ENTRIES_MAX: u32 = 64;
 
 const SERVICE: &str = "_coorp._udp.local";
-/// The service's first label as it stands in every datagram about it, because suffixes alone are compressed.
+/// The service's first label as it appears in every datagram about it, because only suffixes are compressed.
 const SERVICE_LABEL: &[u8] = b"\x06_coorp";
 const VERSION: &[u8] = b"1";
 const TTL_S: u32 = 120;
 const HEADER_BYTES: usize = 12;
 
-/// What one datagram tells a member.
+/// The content of a datagram, as a member reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A robot is at the address that it was sent from.
+    /// A robot is at the address that the datagram was sent from.
     Announcement {
         /// The robot.
         robot: RobotId,
         /// The path of the robot's interface.
         path: u8,
-        /// Whether the team's proof fits.
+        /// Whether the team's proof is valid.
         proved: bool,
     },
-    /// Somebody asks for these robots.
+    /// A question for these robots.
     Question(Vec<(RobotId, u8)>),
-    /// Somebody asks for all robots, of this team or of any.
+    /// A question for all robots, of this team or of any.
     QuestionForAll,
 }
 
@@ -55,7 +56,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// For a team with an authority, given by its certificate (DER), or else with a name only.
+    /// Derives the names for a team with an authority, given by its certificate (DER), or else only from its name.
     pub fn new<'a>(team: &str, authority: Option<&[u8]>, robots: impl IntoIterator<Item = &'a str>) -> Names {
         let material = match authority {
             Some(certificate) => [b"authority ", certificate].concat(),
@@ -72,7 +73,7 @@ impl Names {
         }
     }
 
-    /// Returns what a robot announces from an address; `port` is its first one.
+    /// Returns a robot's announcement from an address; `port` is the robot's first one.
     pub fn announcement(&self, robot: RobotId, path: u8, from: Ipv4Addr, port: u16) -> Vec<u8> {
         let built = || -> Result<Vec<u8>, SimpleDnsError> {
             let (instance, host) = (self.instance(robot, path), self.host(robot, path));
@@ -104,7 +105,7 @@ impl Names {
         built().unwrap_or_default()
     }
 
-    /// Asks for some robots on a path.
+    /// Returns a question for some robots on a path.
     pub fn question(&self, robots: impl IntoIterator<Item = RobotId>, path: u8) -> Vec<u8> {
         let built = || -> Result<Vec<u8>, SimpleDnsError> {
             let mut packet = Packet::new_query(0);
@@ -123,14 +124,14 @@ impl Names {
     /// Reads a datagram from an address. `Ok(None)`: it is about something else.
     ///
     /// # Errors
-    /// Why it is refused, if it is an announcement that no robot of this team has sent.
+    /// The reason for refusing an announcement that no robot of this team has sent.
     pub fn read(&self, datagram: &[u8], from: Ipv4Addr) -> Result<Option<Heard>, Refusal> {
-        // Most of what is heard on the group is about printers and the like.
+        // Most datagrams to the group are about printers and the like.
         let ours = |datagram: &[u8]| datagram.windows(SERVICE_LABEL.len()).any(|at| at == SERVICE_LABEL);
         if !ours(datagram) {
             return Ok(None);
         }
-        // The library reserves memory for as many as the header says.
+        // The library reserves memory for as many entries as the header claims.
         let header = datagram.get(4..HEADER_BYTES).ok_or(Refusal::Garbled)?;
         let entries = header
             .chunks_exact(2)
@@ -146,7 +147,7 @@ impl Names {
         }
     }
 
-    /// One robot for each datagram: its first text that is of this service.
+    /// Reads the announcement of one robot: the datagram's first text of this service.
     fn read_announcement(&self, packet: &Packet<'_>, from: Ipv4Addr) -> Result<Option<Heard>, Refusal> {
         let records = packet.answers.iter().chain(&packet.additional_records);
         let texts = records.filter_map(|record| match &record.rdata {
@@ -183,7 +184,7 @@ impl Names {
         (!asked.is_empty()).then_some(Heard::Question(asked))
     }
 
-    /// Returns the robot and path that an instance's label means.
+    /// Returns the robot and path that an instance's label stands for.
     fn named(&self, label: &[u8]) -> Option<(RobotId, u8)> {
         let (robot, path) = std::str::from_utf8(label).ok()?.split_once('-')?;
         let place = self.robots.iter().position(|name| name == robot)?;
@@ -220,7 +221,7 @@ fn instance_of<'n>(name: &'n Name<'_>) -> Option<&'n [u8]> {
     name.as_bytes().next().filter(|_| is_instance)
 }
 
-/// Compares in a time that does not tell where the difference is.
+/// Compares in a time that does not depend on where the difference is.
 fn is_equal(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
@@ -288,7 +289,7 @@ mod tests {
         browse
             .questions
             .push(Question::new(name, kind, QCLASS::CLASS(CLASS::IN), false));
-        // Names have no case, but what is compared before the parse has: robots write it in one way.
+        // DNS ignores case, but the comparison before the parse does not: robots always write the label the same way.
         let browse = browse.build_bytes_vec().unwrap();
         assert_eq!(ours.read(&browse, FROM), Ok(None));
         let browse = browse.to_ascii_lowercase();

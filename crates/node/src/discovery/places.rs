@@ -1,4 +1,4 @@
-//! Where a robot looks for others: the networks of its paths, as they are now.
+//! Lists the places at which a robot looks for others: the networks of its paths, as they are now.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,7 +7,7 @@ use coorp_core::RobotId;
 use coorp_team::Team;
 use pnet_datalink::NetworkInterface;
 
-/// The number of addresses at which one robot listens.
+/// The maximum number of addresses at which one robot listens.
 const PLACES_MAX: usize = 16;
 
 /// One of this machine's addresses, at which a path ends.
@@ -15,7 +15,7 @@ const PLACES_MAX: usize = 16;
 pub(crate) struct Place {
     pub path: u8,
     pub interface: String,
-    /// A card that is unplugged and plugged in again has another one.
+    /// The kernel's number of the card; it changes when the card is unplugged and plugged in again.
     pub index: u32,
     pub address: Ipv4Addr,
     pub prefix: u8,
@@ -41,7 +41,7 @@ pub(crate) fn places(team: &Team, me: Option<RobotId>, paths: usize, here: &[Net
     for interface in here {
         let named = interfaces.iter().take(paths).position(|name| *name == interface.name);
         let works = interface.is_up() && interface.is_running();
-        // Loopback and tunnels are of use only to those who ask for them.
+        // Loopback and tunnels are used only if the team file names them.
         let lan = interface.is_multicast() && !interface.is_loopback() && !interface.is_point_to_point();
         if !works || (interfaces.is_empty() && !lan) || (!interfaces.is_empty() && named.is_none()) {
             continue;

@@ -24,7 +24,7 @@ fn flown() -> Flown {
     Flown::new(Robot::new(config, at(1_000)).unwrap(), about)
 }
 
-/// Control at 50 Hz, and deadlines; returns the number of inputs.
+/// Runs control at 50 Hz, and deadlines. Returns the number of inputs.
 fn fly(flown: &mut Flown, span_ms: std::ops::Range<u64>) -> u64 {
     let mut count = 0;
     for ms in span_ms {
@@ -169,7 +169,7 @@ fn what_is_no_recording_is_refused_in_words() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// A file with a changed byte or a missing end is refused, or yields less of the same.
+    /// A file with a changed byte or a missing end is refused, or yields fewer of the same records.
     #[test]
     fn damage_is_noticed(place in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<bool>()) {
         let (mut flown, folder) = (flown(), folder(&format!("damage-{bit}-{cut}")));

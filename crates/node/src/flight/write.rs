@@ -14,7 +14,7 @@ use crate::ground::{Disk, Ground, Opened, Worker};
 use crate::sync::lock;
 use crate::Error;
 
-/// The interval at which notes are written. A killed process loses no more than that.
+/// The interval at which notes are written. A killed process loses no more than this.
 const TAKE_EVERY: Duration = Duration::from_millis(100);
 /// The number of files to keep, including those of earlier starts.
 const FILES_MAX: usize = 16;
@@ -59,7 +59,7 @@ impl Drop for Recorder {
         if let Some(worker) = self.worker.take() {
             worker.join();
         }
-        // Notes until the end belong to it.
+        // The recording includes the notes until the end.
         self.writer.look();
     }
 }
@@ -73,7 +73,7 @@ impl Writer {
         if let Err(error) = &written {
             lock(&self.robot).end();
             let folder = ring.folder.display();
-            tracing::error!("the flight recorder in {folder} ends here: {error}; the robot goes on");
+            tracing::error!("the flight recorder in {folder} ends here: {error}; the robot continues");
         }
         written.is_ok()
     }
@@ -84,7 +84,7 @@ impl Writer {
 pub(super) struct Ring {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
-    /// Greater than that of all files in the folder that are of earlier starts. Known with the first file.
+    /// The number of this start, greater than that of any file in the folder. Known with the first file.
     start: Option<u64>,
     next: u32,
     file: Option<Box<dyn Opened>>,
@@ -115,12 +115,12 @@ impl Ring {
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&blake3::hash(&body).as_bytes()[..HASH_BYTES]);
         bytes.extend_from_slice(&body);
-        // At once, so that a killed process leaves whole blocks.
+        // Write at once, so that a killed process leaves whole blocks.
         self.file.as_mut().map_or(Ok(()), |file| file.write_all(&bytes))
     }
 
-    /// Returns the next file; the oldest ones make room for it. Their names are in order. On a disk that has no more
-    /// than its reserve, the ring does not grow.
+    /// Opens the next file; the oldest files make room for it. The names are in order. On a disk with no more than its
+    /// reserve free, the ring does not grow.
     fn open(&mut self) -> io::Result<Box<dyn Opened>> {
         self.disk.make(&self.folder, 0o777)?;
         let listed = self.disk.list(&self.folder)?.into_iter();
@@ -145,7 +145,7 @@ impl Ring {
     }
 }
 
-/// Returns the start that a file is of, by its name.
+/// Returns the number of the start that wrote a file, by the file's name.
 fn start_of(file: &Path) -> Option<u64> {
     let (start, _) = file.file_name()?.to_str()?.split_once('-')?;
     start.parse().ok()

@@ -29,7 +29,7 @@ use crate::quic::RECEIVE_BUFFER_BYTES;
 use crate::shared_robot::SharedRobot;
 use crate::Error;
 
-/// How long reading the emulator's reports waits, so that it ends in time for the socket to be closed.
+/// Maximum time for which reading the emulator's reports waits, so that it ends in time for the socket to be closed.
 const LOOK_UP_EVERY: StdDuration = StdDuration::from_millis(200);
 
 /// This machine.
@@ -129,7 +129,7 @@ impl Bound for UdpSocket {
 /// Returns a UDP socket at an address, bound to an interface if one is given.
 pub(crate) fn socket(address: SocketAddr, interface: Option<&String>) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    // As large as the system allows.
+    // The system caps the buffer at its own limit.
     socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
     socket.bind_device(interface.map(String::as_bytes))?;
     socket.bind(&address.into())?;

@@ -1,4 +1,4 @@
-//! Threads that do tasks: for the QUIC of links, of bulk, and of the operator.
+//! Threads that run tasks: for the QUIC of links, of bulk, and of the operator.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Starts tasks.
 pub(crate) trait Spawn: std::fmt::Debug + Send + Sync {
     fn spawn(&self, task: Task);
-    /// Until what it returns is dropped, the calling thread counts as one of those that do the tasks.
+    /// Makes the calling thread count as one that runs the tasks, until the returned guard is dropped.
     fn enter(&self) -> Option<EnterGuard<'_>>;
 }
 
@@ -30,11 +30,11 @@ impl Spawn for Handle {
     }
 }
 
-/// Some threads. When dropped they end by themselves, without blocking, so that this works in async code.
+/// Some threads. When dropped, they end without blocking, so that this works in async code.
 #[derive(Debug)]
 pub(crate) struct Threads {
     spawn: Arc<dyn Spawn>,
-    /// Taken when they end; in virtual time there is none.
+    /// Taken out when the threads end; `None` in virtual time.
     runtime: Mutex<Option<Runtime>>,
 }
 
@@ -44,13 +44,13 @@ impl Threads {
         Threads { spawn, runtime }
     }
 
-    /// Starts tasks on them.
+    /// Returns the means to start tasks on the threads.
     pub fn tasks(&self) -> &Arc<dyn Spawn> {
         &self.spawn
     }
 
-    /// Has them do `last`, and ends them: blocks until that is done, for `last_max` at most, and outside async code for
-    /// `wait` at most while tasks are in progress. In virtual time it does not block.
+    /// Runs `last` on the threads, and ends them. Blocks until `last` is done, for at most `last_max`, and outside
+    /// async code for at most `wait` while tasks are in progress. In virtual time it does not block.
     pub fn end(&self, last: impl Future<Output = ()> + Send + 'static, last_max: Duration, wait: Duration) {
         let (done, waited) = mpsc::sync_channel(1);
         self.spawn.spawn(Box::pin(async move {

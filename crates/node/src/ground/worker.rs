@@ -1,4 +1,4 @@
-//! A thread that works by itself, round by round: it says how long it rests after each, and may be woken before.
+//! A thread that works in rounds: after each it says how long it rests, and it may be woken earlier.
 
 use std::sync::Arc;
 use std::thread::{JoinHandle, Thread};
@@ -8,10 +8,10 @@ use tokio::sync::Notify;
 
 use crate::tasks::caught;
 
-/// One round of a worker. Returns how long it rests; `None`: for good.
+/// One round of a worker. Returns how long it rests; `None`: forever.
 pub(crate) type Work = Box<dyn FnMut() -> Option<Duration> + Send>;
 
-/// Wakes a worker, or lets it begin its next round at once.
+/// Wakes a worker, or makes it begin its next round at once.
 #[derive(Clone, Debug)]
 pub(crate) enum Signal {
     Thread(Thread),
@@ -27,7 +27,7 @@ impl Signal {
     }
 }
 
-/// A worker. Dropping it leaves it at work.
+/// A worker. It continues to work after this is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
     signal: Signal,
@@ -44,8 +44,8 @@ impl Worker {
         &self.signal
     }
 
-    /// Wakes it, and waits until it has rested for good. In virtual time that comes after this: its last round is then
-    /// the caller's to do.
+    /// Wakes the worker, and waits until it rests forever. In virtual time this does not wait, and the caller must do
+    /// the last round.
     pub fn join(self) {
         self.signal.wake();
         if let Some(thread) = self.thread {
@@ -54,7 +54,7 @@ impl Worker {
     }
 }
 
-/// The same work, with its panics reported; `what` names it. After one, it rests for good.
+/// Returns the same work, with panics reported under the name `what`. After a panic, it rests forever.
 pub(crate) fn watched(
     what: &'static str,
     on_panic: impl FnOnce(&str) + Send + 'static,

@@ -1,4 +1,4 @@
-//! What a guest's program holds: as the robot's own, with the agent's work behind it.
+//! The handles that a guest's program holds: like the robot's own, but the agent does the work.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ use crate::sync::lock;
 use crate::wire::guest::{Answer, FromGuest};
 use crate::Error;
 
-/// Something declared; dropping it ends that.
+/// A declaration, which ends when this is dropped.
 #[derive(Debug)]
 struct Declared {
     link: Arc<Link>,
@@ -76,7 +76,7 @@ impl Publisher {
     }
 }
 
-/// A message with its age when it came, and when that was, since the machine's start.
+/// A message with its age at its arrival, and the time of its arrival, since the machine's start.
 pub(super) type Waiting = (Message, Duration);
 
 /// Receives a topic.
@@ -129,16 +129,16 @@ impl Default for Gathered {
 }
 
 impl Gathered {
-    /// A state of the next list.
+    /// Adds a state of the next list.
     pub fn add(&self, state: RobotState) {
         let mut coming = lock(&self.coming);
-        // A team has no more robots than that.
+        // A team has no more robots than this.
         if coming.len() < usize::from(u16::MAX) {
             coming.push(state);
         }
     }
 
-    /// The list is whole.
+    /// Completes the list.
     pub fn list(&self, at: Instant) {
         let mut states = std::mem::take(&mut *lock(&self.coming));
         for state in &mut states {
@@ -192,7 +192,7 @@ impl Gather {
     }
 }
 
-/// A bulk message that is being written: in memory that is passed on when it is whole.
+/// A bulk message that is being written, in memory that is passed on once the message is complete.
 #[derive(Debug)]
 pub(crate) struct Letter {
     link: Arc<Link>,
@@ -226,7 +226,7 @@ impl Letter {
         let mut at = self.length;
         for chunk in bytes.chunks(WRITE_BYTES) {
             hasher.update(chunk);
-            // What a failure leaves behind is written over, or cut off.
+            // What a failure leaves behind is overwritten, or cut off.
             let written = self.file.write_all_at(chunk, at);
             written.map_err(|error| Error::Socket("cannot keep a bulk message".to_owned(), error))?;
             at += chunk.len() as u64;
@@ -235,7 +235,7 @@ impl Letter {
         Ok(())
     }
 
-    /// Passes it on if there is room for it; otherwise leaves it.
+    /// Passes the message on if there is room for it; otherwise leaves it.
     pub fn send(&mut self, to: RobotId, name: &str) -> Result<Delivery, Error> {
         let failed = |error| Error::Socket("cannot pass on a bulk message".to_owned(), error);
         let content = self.file.set_len(self.length).and_then(|()| self.file.try_clone());
@@ -259,7 +259,8 @@ pub(crate) struct Received {
     counts: Mutex<Counts>,
 }
 
-/// The agent is asked for as many messages as somebody waits for here; nobody gets any for whom nobody waits.
+/// The number of callers that wait here, and the number of messages requested from the agent. The guest requests no
+/// more messages than callers wait for.
 #[derive(Debug, Default)]
 struct Counts {
     waiting: usize,
@@ -276,7 +277,7 @@ impl Default for Received {
 }
 
 impl Received {
-    /// A message came; `wanted` if it was asked for so.
+    /// Adds a message that arrived; `wanted` if it was requested by waiting callers.
     pub fn on_came(&self, message: BulkMessage, wanted: bool) {
         let mut counts = lock(&self.counts);
         counts.asked = counts.asked.saturating_sub(usize::from(wanted));
@@ -284,7 +285,7 @@ impl Received {
         self.waiting.put(message, |_| false);
     }
 
-    /// Returns how often another agent has to be asked.
+    /// Returns the number of messages to request from a new agent.
     pub fn asks_anew(&self) -> usize {
         let mut counts = lock(&self.counts);
         counts.asked = counts.waiting;
@@ -303,7 +304,7 @@ pub(crate) struct Receiver {
     received: Arc<Received>,
 }
 
-/// Somebody who waits for a message.
+/// A caller that waits for a message.
 struct Waiter<'r>(&'r Receiver);
 
 impl Receiver {
@@ -315,7 +316,7 @@ impl Receiver {
     pub fn try_recv(&self) -> Option<BulkMessage> {
         if self.received.waiting.is_empty() {
             let of = self.declared.id;
-            // If the agent does not run, there is none.
+            // If the agent is not running, there is no message.
             let _ = self.declared.link.ask(|id| FromGuest::Look { id, of });
         }
         let message = self.received.waiting.try_recv();
@@ -333,7 +334,7 @@ impl Receiver {
         self.received.waiting.next().await
     }
 
-    /// Asks for as many messages as somebody waits for.
+    /// Requests as many messages as callers wait for.
     fn ask(&self) {
         let mut counts = lock(&self.received.counts);
         while counts.asked < counts.waiting {
@@ -381,9 +382,9 @@ impl Parcel {
         Ok(bytes)
     }
 
-    /// Moves it, if this user may do that on this disk, or else copies it.
+    /// Moves the file if this user may do that and the disk is the same; otherwise copies it.
     pub fn hand_over(&self, path: &Path, to: &Path) -> io::Result<()> {
-        // Not of an earlier agent: the next one may deliver it to somebody else at this moment.
+        // Fail if the message is an earlier agent's: the new agent may be delivering it to another program.
         let file = self.open()?;
         match fs::rename(path, to) {
             Ok(()) => Linux.sync(folder_of(to))?,
@@ -407,7 +408,7 @@ impl Parcel {
 
     fn ask(&self, question: impl FnOnce(u64) -> FromGuest) -> io::Result<Option<OwnedFd>> {
         if self.session != self.link.session() {
-            let anew = "the robot's agent has started anew, and delivers this message anew";
+            let anew = "the robot's agent has restarted, and delivers this message again";
             return Err(io::Error::other(anew));
         }
         let reply = self.link.ask(question).map_err(io::Error::other)?;

@@ -1,8 +1,8 @@
-//! The agent's end: lets programs in, and does for each what it asks, until its connection ends.
+//! The agent's end: admits programs, and does for each what it asks, until its connection ends.
 //!
-//! One task a guest reads what it says, and one a subscriber, gathering and receiver passes on what arrives. So a guest that
-//! does not read holds up its own tasks and nothing else. Whatever a guest has declared ends with its connection; bulk
-//! that it has received and not taken goes to the next receiver, and bulk that it has sent goes on.
+//! One task per guest reads what it says; one task per subscriber, gathering and receiver passes on what arrives. So a
+//! guest that does not read holds up its own tasks and nothing else. A guest's declarations end with its connection.
+//! Bulk that it has received and not taken goes to the next receiver, and bulk that it has sent continues.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,17 +34,17 @@ use crate::wire::guest::{packed, Answer, Failure, FromGuest, ToGuest};
 use crate::wire::{encode, Refusal};
 use crate::Error;
 
-/// The number of guests at once.
+/// The maximum number of guests at once.
 const GUESTS_MAX: usize = 64;
-/// The number of things that one guest has declared at once.
+/// The maximum number of one guest's declarations at once.
 const DECLARED_MAX: usize = 4_096;
-/// How long a program has to introduce itself.
+/// Time limit for a program to introduce itself.
 const HELLO_MAX: StdDuration = StdDuration::from_secs(2);
-/// How soon to accept again what could not be accepted, for lack of descriptors for example.
+/// Time until the next attempt to accept, if one has failed, for example for lack of descriptors.
 const ACCEPT_AGAIN: StdDuration = StdDuration::from_millis(100);
 /// Threads for all guests; they carry control.
 const THREADS: usize = 2;
-/// How long closing waits for tasks in progress.
+/// Maximum time for which closing waits for tasks in progress.
 const CLOSE_MAX: StdDuration = StdDuration::from_secs(1);
 
 /// The guests of a robot's agent.
@@ -55,7 +55,7 @@ pub(crate) struct Guests {
 }
 
 impl Guests {
-    /// Lets programs join from now on.
+    /// Admits programs from now on.
     pub fn open(agent: &Arc<Agent>, place: Place) -> Result<Guests, Error> {
         let failed = |error| {
             let at = place.path().display();
@@ -79,7 +79,7 @@ impl Guests {
         self.threads.end(std::future::ready(()), CLOSE_MAX, CLOSE_MAX);
     }
 
-    /// Returns where programs join.
+    /// Returns the place at which programs join.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -99,7 +99,7 @@ async fn accept(agent: Arc<Agent>, listener: UnixListener, spawn: Arc<dyn Spawn>
         let place = places.clone().try_acquire_owned().ok();
         let (agent, on) = (agent.clone(), spawn.clone());
         spawn.spawn(Box::pin(async move {
-            // A panic here harms the guest alone.
+            // A panic here harms only this guest.
             if let Some(why) = caught_in("a guest's task", attend(agent, stream, place, on)).await {
                 tracing::error!("{why}");
             }
@@ -118,9 +118,9 @@ async fn attend(agent: Arc<Agent>, stream: UnixStream, place: Option<OwnedSemaph
     let why_not = match hello {
         _ if !may_join => Some("its user is neither the agent's, nor root, nor in the agent's group".to_owned()),
         Ok(Ok((hello, _))) if place.is_some() => why_not(&agent, &hello),
-        Ok(Ok(_)) => Some(format!("it has {GUESTS_MAX} guests already, which is the limit")),
+        Ok(Ok(_)) => Some(format!("it already has {GUESTS_MAX} guests, which is the limit")),
         Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some("it does not introduce itself".to_owned()),
+        Err(_) => Some("the program does not introduce itself".to_owned()),
     };
     let name = agent.member.name().to_owned();
     let (process, user) = (process.unwrap_or(0), user.unwrap_or(u32::MAX));
@@ -146,7 +146,7 @@ async fn attend(agent: Arc<Agent>, stream: UnixStream, place: Option<OwnedSemaph
         held: Arc::default(),
     };
     let error = guest.listen(&mut incoming).await;
-    // Wakes the tasks that wait until it reads.
+    // Wake the tasks that wait until the guest reads.
     let _ = shutdown(&stream, Shutdown::Both);
     let why = match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => String::new(),
@@ -158,18 +158,18 @@ async fn attend(agent: Arc<Agent>, stream: UnixStream, place: Option<OwnedSemaph
 /// Returns why a program may not join.
 fn why_not(agent: &Agent, hello: &FromGuest) -> Option<String> {
     let FromGuest::Hello { team, robot, insecure } = hello else {
-        return Some("it does not introduce itself".to_owned());
+        return Some("the program does not introduce itself".to_owned());
     };
     let member = &agent.member;
     if *team != team_hash(&member.team) {
-        return Some("it was started with another team file: the names of the team and its robots differ".to_owned());
+        return Some("the agent has another team file: the names of the team and its robots differ".to_owned());
     }
     if *robot != member.me {
-        return Some(format!("it is {}'s", member.name()));
+        return Some(format!("the agent is {}'s", member.name()));
     }
     let needs_keys = !insecure && !member.secure;
     needs_keys.then(|| {
-        "it runs without keys (--insecure), and this program wants them: start it with keys, or open \
+        "the agent runs without keys (--insecure), but this program wants them: start it with keys, or open \
                         the node with insecure"
             .to_owned()
     })
@@ -184,7 +184,7 @@ struct Session {
     held: Arc<Mutex<Held>>,
 }
 
-/// What a guest has declared. Dropping it ends that.
+/// A guest's declaration, which ends when this is dropped.
 enum Object {
     Publisher(Publisher),
     Subscriber(#[allow(dead_code)] Task),
@@ -201,7 +201,7 @@ type Task = oneshot::Sender<()>;
 struct Held {
     next: u64,
     messages: BTreeMap<u64, Arc<BulkMessage>>,
-    /// The guest has gone.
+    /// Whether the guest is gone.
     is_over: bool,
 }
 
@@ -211,7 +211,7 @@ impl Drop for Session {
         let Some(bulk) = self.agent.bulk.clone() else { return };
         let mut held = lock(&self.held);
         held.is_over = true;
-        // The oldest comes first again.
+        // In this order, the oldest comes first again.
         for message in std::mem::take(&mut held.messages).into_values().rev() {
             put_back(&bulk, message);
         }
@@ -219,14 +219,14 @@ impl Drop for Session {
 }
 
 fn put_back(bulk: &Bulk, message: Arc<BulkMessage>) {
-    // Otherwise it is being taken.
+    // Otherwise the message is being taken.
     if let Some(message) = Arc::into_inner(message) {
         bulk.put_back(message);
     }
 }
 
 impl Session {
-    /// Does what the guest says. Returns why that ended.
+    /// Does what the guest asks, until the connection ends. Returns why it ended.
     async fn listen(&mut self, incoming: &mut Incoming) -> io::Error {
         loop {
             let (frame, payload) = match incoming.next::<FromGuest>().await {
@@ -243,7 +243,7 @@ impl Session {
         match frame {
             FromGuest::Put { id } => {
                 if let Some(Object::Publisher(publisher)) = self.objects.get(&id) {
-                    // Its length was checked there, too.
+                    // The guest has checked the length, too.
                     let _ = publisher.put(&payload);
                 }
                 Ok(())
@@ -397,14 +397,14 @@ impl Session {
         let is_full = self.objects.len() >= DECLARED_MAX;
         let declared = match object {
             Ok(_) if is_full => Err(Error::TooManyTopics(format!(
-                "this program has {DECLARED_MAX} publishers, subscribers and the like already, which is the limit"
+                "this program already has {DECLARED_MAX} publishers, subscribers and the like, which is the limit"
             ))),
             object => object.map(|object| _ = self.objects.insert(id, object)),
         };
         self.answer(id, declared.map(|()| Answer::Done), &[], None).await
     }
 
-    /// Starts a task that goes on until what is returned is dropped.
+    /// Starts a task that runs until the returned value is dropped.
     fn begin<F>(&self, what: &'static str, task: impl FnOnce(Arc<Outgoing>, oneshot::Receiver<()>) -> F) -> Task
     where
         F: std::future::Future<Output = ()> + Send + 'static,
@@ -459,7 +459,7 @@ impl Session {
         }
     }
 
-    /// The guest has taken a message.
+    /// Removes a message that the guest has taken.
     async fn discard(&self, number: u64) -> io::Result<()> {
         let message = lock(&self.held).messages.remove(&number).ok_or_else(taken_before)?;
         let discarded = message.clone();
@@ -471,16 +471,16 @@ impl Session {
     }
 }
 
-/// An agent that has started anew may have refused it.
+/// Returns the error for an unknown declaration, which an agent may have refused after its restart.
 fn undeclared() -> Error {
     Error::Agent("the agent has no such gathering or receiver".to_owned())
 }
 
 fn taken_before() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "it was taken before")
+    io::Error::new(io::ErrorKind::NotFound, "it was already taken")
 }
 
-/// Passes on a topic's messages. Between two of them, each robot's newest waits.
+/// Passes on a topic's messages. While one is being written, each robot's newest waits.
 async fn pass_on_control(
     subscriber: Subscriber,
     robot: Arc<SharedRobot>,
@@ -509,7 +509,7 @@ async fn pass_on_control(
     }
 }
 
-/// Passes on the lists of a gathering. Between two of them, the newest waits.
+/// Passes on the lists of a gathering. While one is being written, the newest waits.
 async fn pass_on_lists(gather: Arc<Gather>, id: u64, out: Arc<Outgoing>, mut task: oneshot::Receiver<()>) {
     loop {
         let table = tokio::select! {
@@ -537,7 +537,7 @@ async fn pass_on_lists(gather: Arc<Gather>, id: u64, out: Arc<Outgoing>, mut tas
     }
 }
 
-/// What passes on the bulk of a receiver.
+/// The state of passing on the bulk of a receiver.
 struct Passed {
     receiver: Arc<BulkReceiver>,
     /// Whether nobody else receives its messages.
@@ -578,7 +578,7 @@ impl Passed {
     }
 }
 
-/// Passes on a message, and holds it until the guest takes it or has gone.
+/// Passes on a message, and holds it until the guest takes it or is gone.
 async fn hand_over(
     bulk: &Bulk,
     held: &Mutex<Held>,

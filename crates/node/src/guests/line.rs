@@ -20,9 +20,9 @@ use crate::wire::{Frame, Refusal};
 
 /// The size of reads, bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// The buffer that is kept while nothing is in it, bytes.
+/// The size of the buffer that is kept while it is empty, bytes.
 const KEPT_BYTES: usize = 256 << 10;
-/// The number of descriptors whose frames have not come whole.
+/// The maximum number of descriptors whose frames are not complete yet.
 const DESCRIPTORS_MAX: usize = 16;
 
 /// Reads frames.
@@ -44,12 +44,12 @@ impl Incoming {
         }
     }
 
-    /// Waits for the next frame; returns it with its payload. What is no frame is [`io::ErrorKind::InvalidData`].
+    /// Waits for the next frame, and returns it with its payload. Anything else is [`io::ErrorKind::InvalidData`].
     pub async fn next<F: Frame>(&mut self) -> io::Result<(F, Bytes)> {
         loop {
             if let Some((frame, lengths)) = unpacked::<F>(&self.bytes).map_err(refused)? {
                 let payload = &self.bytes[HEAD_BYTES + lengths.frame..lengths.whole()];
-                // A copy, so that no message keeps a buffer of many.
+                // Copy, so that no message keeps alive a buffer of many.
                 let payload = Bytes::copy_from_slice(payload);
                 self.bytes.advance(lengths.whole());
                 if self.bytes.is_empty() && self.bytes.capacity() > KEPT_BYTES {
@@ -73,12 +73,12 @@ impl Incoming {
     }
 }
 
-/// Returns the error for what is no frame.
+/// Returns the error for bytes that are not a frame.
 pub(super) fn refused(refusal: Refusal) -> io::Error {
     let why = match refusal {
-        Refusal::Oversized => "it sends too long a frame",
-        Refusal::Version(_) => "it is of another version of Coorp",
-        Refusal::Malformed => "it sends what is no frame",
+        Refusal::Oversized => "it sends an oversized frame",
+        Refusal::Version(_) => "it has another version of Coorp",
+        Refusal::Malformed => "it sends a malformed frame",
     };
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
@@ -126,7 +126,7 @@ impl Outgoing {
         }
     }
 
-    /// Waits until all of it is written. Must not be given up before: half a frame would end the connection.
+    /// Waits until everything is written. Must not be cancelled earlier: half a frame would end the connection.
     pub async fn write(&self, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
         let _turn = self.turn.lock().await;
         let (stream, mut done) = (&*self.stream, 0);

@@ -1,9 +1,9 @@
-//! Where an agent's socket is, and who may use it.
+//! Finds an agent's socket, and decides who may use it.
 //!
-//! It is `agent.sock` in the robot's state folder, which is its user's alone. Where others are to reach it, it is
-//! `/run/coorp/ROBOT/TEAM.sock`: for a service with that `RuntimeDirectory=`, and for root with the default state folder.
-//! Nobody but root can make either place. Joining takes the agent's user, root, the user who has called `sudo`, or a member
-//! of the agent's group, if that is not root's.
+//! The socket is `agent.sock` in the robot's state folder, which only its user can access. If other users must reach
+//! it, it is `/run/coorp/ROBOT/TEAM.sock`: for a service with that `RuntimeDirectory=`, and for root with the default
+//! state folder. Only root can create a socket there. The agent's user, root, the user who has called `sudo`, and
+//! members of the agent's group (unless that is root's) may join.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -18,13 +18,13 @@ use nix::unistd::{getegid, geteuid, getgrouplist, Gid, Uid, User};
 use crate::file_name::file_name;
 use crate::state;
 
-/// The folder of agents that others than their user may reach.
+/// The folder of agents that other users may reach.
 const RUN: &str = "/run/coorp";
 /// The socket's name in a state folder.
 const NAME: &str = "agent.sock";
 /// The variable by which `coorp emu` tells programs where their robot's agent is.
 const GIVEN: &str = "COORP_AGENT";
-/// The longest path of a socket that Linux takes, bytes.
+/// The longest path of a socket that Linux accepts, bytes.
 const PATH_BYTES_MAX: usize = 107;
 
 /// A socket's path.
@@ -32,7 +32,7 @@ const PATH_BYTES_MAX: usize = 107;
 pub(crate) struct Place(PathBuf);
 
 impl Place {
-    /// Returns where a robot's agent listens, given its state folder.
+    /// Returns the place at which a robot's agent listens, given its state folder.
     pub fn to_listen(team: &str, robot: &str, state: &Path) -> Place {
         let run = Path::new(RUN).join(file_name(robot));
         let is_service = std::env::var_os("RUNTIME_DIRECTORY").is_some_and(|folder| Path::new(&folder) == run);
@@ -46,7 +46,7 @@ impl Place {
         Place(state.join(NAME))
     }
 
-    /// Returns where a program looks for a robot's agent.
+    /// Returns the places at which a program looks for a robot's agent.
     pub fn to_find(team: &str, robot: &str, state: Option<&Path>) -> Vec<Place> {
         let given = || std::env::var_os(GIVEN).filter(|folder| !folder.is_empty());
         let own = match state {
@@ -54,7 +54,7 @@ impl Place {
             None => given().map(PathBuf::from).or_else(|| state::folder(team, robot).ok()),
         };
         let own = own.map(|state| Place(state.join(NAME)));
-        // A program that names its state folder means that robot, and no other one of the machine.
+        // A program that names a state folder means that robot, and no other robot of the machine.
         let run = state.is_none().then(|| Place::run(team, robot));
         own.into_iter().chain(run).collect()
     }
@@ -69,15 +69,15 @@ impl Place {
         &self.0
     }
 
-    /// Connects to the agent that listens there.
+    /// Connects to the agent that listens at this place.
     pub fn connect(&self) -> io::Result<UnixStream> {
         self.shortly(|path| UnixStream::connect(path))
     }
 
-    /// Listens there, in place of an agent that has died.
+    /// Listens at this place, and replaces an agent that has died.
     ///
     /// # Errors
-    /// If another one lives, or the socket cannot be made.
+    /// If another agent lives there, or the socket cannot be created.
     pub fn listen(&self) -> io::Result<UnixListener> {
         if let Some(folder) = self.0.parent().filter(|folder| folder.starts_with(RUN)) {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
@@ -97,7 +97,7 @@ impl Place {
         let _ = fs::remove_file(&self.0);
     }
 
-    /// Does something with the path, or with one that is short enough.
+    /// Calls `what` with the path, or with a short alias if the path is too long.
     fn shortly<T>(&self, what: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
         let (folder, name) = (self.0.parent(), self.0.file_name());
         match (folder, name) {
@@ -111,7 +111,7 @@ impl Place {
     }
 }
 
-/// Returns whether a user may join this process' robot.
+/// Returns whether a user may join this process's robot.
 pub(super) fn admits(user: u32, group: u32) -> bool {
     let own = geteuid();
     let caller = std::env::var("SUDO_UID").ok().filter(|_| own.is_root());
@@ -119,7 +119,7 @@ pub(super) fn admits(user: u32, group: u32) -> bool {
     user == 0 || user == own.as_raw() || is_caller || is_member(Uid::from_raw(user), Gid::from_raw(group))
 }
 
-/// Returns whether a user is in this process' group.
+/// Returns whether a user is in this process's group.
 fn is_member(user: Uid, group: Gid) -> bool {
     let own = getegid();
     if own.as_raw() == 0 {

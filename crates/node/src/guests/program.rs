@@ -1,10 +1,10 @@
-//! A program that is a guest of its robot's agent: one connection, and what goes over it.
+//! A program that is a guest of its robot's agent: one connection, and the traffic over it.
 //!
-//! A frame goes out on the thread that sends it, if the socket takes it. Otherwise it waits for a task, and a newer message
-//! of the same publisher takes its place. When the agent has gone, the guest tries to connect again for as long as it lives:
-//! after 50 ms, then less often, once a second at the least. It declares anew what it had declared. Meanwhile messages are
-//! dropped, nothing is received, questions wait for a few seconds and then fail. Bulk that the agent had taken and not
-//! confirmed has failed.
+//! A frame goes out on the thread that sends it, if the socket takes it. Otherwise it waits for a task, and a newer
+//! message of the same publisher replaces it. When the agent is gone, the guest tries to connect again for as long as
+//! it lives: after 50 ms, then less often, but at least once a second. Then it declares everything again. Meanwhile
+//! messages are dropped, nothing is received, and questions wait for a few seconds and then fail. Bulk that the agent
+//! had taken and not confirmed has failed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -43,23 +43,23 @@ use crate::topic::{checked, Age};
 use crate::wire::guest::{packed, Answer, Failure, FromGuest, ToGuest};
 use crate::{wire, Error};
 
-/// How long an answer is waited for, an agent that starts anew included.
+/// Maximum wait for an answer, including the restart of an agent.
 const ANSWER_MAX: StdDuration = StdDuration::from_secs(5);
-/// How soon another attempt to connect follows, at first and at the least.
+/// The shortest and the longest time until the next attempt to connect.
 const RETRY_MIN: StdDuration = StdDuration::from_millis(50);
 const RETRY_MAX: StdDuration = StdDuration::from_secs(1);
-/// How long a program waits for an agent that was killed, before it is the robot itself.
+/// Time for which a program waits for an agent that was killed, before it becomes the robot itself.
 const COMES_BACK_MAX: StdDuration = StdDuration::from_secs(3);
-/// The number of frames that wait for the socket.
+/// The maximum number of frames that wait for the socket.
 const UNSENT_MAX: usize = 4_096;
-/// How long closing waits for the thread.
+/// Maximum time for which closing waits for the thread.
 const CLOSE_MAX: StdDuration = StdDuration::from_secs(1);
 
 /// Whether a program has joined its robot's agent.
 pub(crate) enum Joined {
-    /// It is a guest.
+    /// The program is a guest.
     Guest(Box<Guest>),
-    /// There is no agent; sockets of agents that were killed lie here.
+    /// There is no agent; these are the sockets of agents that were killed.
     NoAgent(Vec<Place>),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Guest {
     team: Team,
 }
 
-/// The connection, whether it is there or not.
+/// The connection to the agent, whether established or not.
 #[derive(Debug)]
 pub(crate) struct Link {
     me: RobotId,
@@ -87,21 +87,21 @@ pub(crate) struct Link {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts connections; the one that it counts may be over.
+    /// The number of connections so far; the last one may have ended.
     session: u64,
     is_connected: bool,
     is_closed: bool,
-    /// When the robot's clock began, since the machine's start.
+    /// The time at which the robot's clock began, since the machine's start.
     began: Duration,
     /// The next number.
     next: u64,
     declared: BTreeMap<u64, Declared>,
     asked: BTreeMap<u64, SyncSender<Reply>>,
-    /// By the numbers of their questions, with their names.
+    /// The bulk messages sent, by the numbers of their questions, with their names.
     sent: BTreeMap<u64, (String, oneshot::Sender<Result<(), Error>>)>,
 }
 
-/// The guest's declarations, which are repeated whenever the agent has restarted.
+/// A declaration of the guest, which is repeated whenever the agent has restarted.
 #[derive(Debug)]
 struct Declared {
     frame: FromGuest,
@@ -109,7 +109,7 @@ struct Declared {
     sink: Sink,
 }
 
-/// Where what arrives for it goes.
+/// The destination of what arrives for a declaration.
 #[derive(Clone, Debug)]
 pub(super) enum Sink {
     Nothing,
@@ -118,7 +118,7 @@ pub(super) enum Sink {
     Bulk(Arc<Received>),
 }
 
-/// An answer, and what came with it.
+/// An answer, with its payload and descriptor.
 #[derive(Debug)]
 pub(crate) struct Reply {
     outcome: Result<Answer, Failure>,
@@ -138,7 +138,7 @@ struct Frame {
     bytes: Vec<u8>,
     done: usize,
     descriptor: Option<OwnedFd>,
-    /// The publisher, if it is a message.
+    /// The publisher, if the frame is a message.
     message_of: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ impl Guest {
     /// Joins the agent of a robot, if there is one.
     ///
     /// # Errors
-    /// If there is one that this program may not join.
+    /// If there is an agent that this program may not join.
     pub fn join(team: &Team, robot: &str, state: Option<&std::path::Path>, insecure: bool) -> Result<Joined, Error> {
         let me = robot_named(team, robot)?;
         let mut dead = Vec::new();
@@ -292,7 +292,7 @@ impl Drop for Guest {
 }
 
 impl Reply {
-    /// What it tells.
+    /// Returns the answer, or the failure that it reports.
     pub fn answer(&self) -> Result<Answer, Error> {
         self.outcome.clone().map_err(Error::from)
     }
@@ -309,7 +309,7 @@ pub(super) fn team_hash(team: &Team) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// Connects. One whose agent was killed, and is perhaps being started anew, is waited for.
+/// Connects to an agent. Waits for one that was killed and may be restarting.
 fn connect(place: &Place) -> io::Result<StdUnixStream> {
     let until = StdInstant::now() + COMES_BACK_MAX;
     loop {
@@ -328,7 +328,7 @@ impl Link {
         STARTED + since_boot().saturating_sub(lock(&self.state).began)
     }
 
-    /// Counts connections.
+    /// Returns the number of connections so far.
     pub fn session(&self) -> u64 {
         lock(&self.state).session
     }
@@ -355,7 +355,7 @@ impl Link {
         Ok(id)
     }
 
-    /// Ends what was declared.
+    /// Ends a declaration.
     pub fn end(&self, id: u64) {
         lock(&self.state).declared.remove(&id);
         self.post(&FromGuest::End { id });
@@ -410,7 +410,7 @@ impl Link {
         state.next += 1;
         let frame = frame(id, &mut state);
         state.asked.insert(id, tell);
-        // Under the lock, so that an agent that starts anew is told once.
+        // Still under the lock, so that an agent that restarts is asked only once.
         self.put(packed(&frame, &[]), descriptor, None);
         drop(state);
         let reply = told.recv_timeout(until.saturating_duration_since(StdInstant::now()));
@@ -438,12 +438,12 @@ impl Link {
         Ok(state)
     }
 
-    /// Sends a frame, if the agent is there.
+    /// Sends a frame, if the agent is connected.
     pub fn post(&self, frame: &FromGuest) {
         self.put(packed(frame, &[]), None, None);
     }
 
-    /// Sends a publisher's message, if the agent is there.
+    /// Sends a publisher's message, if the agent is connected.
     ///
     /// # Errors
     /// If the node has closed.
@@ -455,7 +455,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends now what the socket takes; the rest waits. Returns whether the agent is there.
+    /// Sends now what the socket takes; the rest waits. Returns whether the agent is connected.
     fn put(&self, bytes: Vec<u8>, descriptor: Option<OwnedFd>, message_of: Option<u64>) -> bool {
         let mut unsent = lock(&self.unsent);
         let Some(stream) = unsent.stream.clone() else {
@@ -494,7 +494,7 @@ impl Link {
         Ok(())
     }
 
-    /// The agent has let this program in. Declares everything.
+    /// Declares everything to an agent that has admitted this program.
     fn on_welcome(&self, stream: &Arc<UnixStream>, began: Duration) {
         let mut state = lock(&self.state);
         if state.is_closed {
@@ -519,20 +519,20 @@ impl Link {
         self.connected.notify_all();
     }
 
-    /// The connection is over.
+    /// Cleans up after the end of the connection.
     fn disconnect(&self, state: &mut State) {
         *lock(&self.unsent) = Unsent::default();
         state.is_connected = false;
         state.asked.clear();
         for (name, done) in std::mem::take(&mut state.sent).into_values() {
             let _ = done.send(Err(Error::Undelivered(format!(
-                "\"{name}\" was not confirmed before {}'s agent ended: it may have arrived all the same",
+                "\"{name}\" was not confirmed before {}'s agent ended: it may still have arrived",
                 self.name
             ))));
         }
         for declared in state.declared.values() {
             match &declared.sink {
-                // Of another clock, and of an agent that delivers what was not taken anew.
+                // Lists have times of another clock, and a new agent delivers bulk that was not taken again.
                 Sink::Gathered(gathered) => gathered.clear(),
                 Sink::Bulk(received) => received.clear(),
                 Sink::Control(_) | Sink::Nothing => {}
@@ -559,7 +559,7 @@ impl Link {
                 } else if let (Err(failure), true) = (outcome, is_declared) {
                     let error = Error::from(failure);
                     tracing::error!(
-                        "{}'s agent has started anew, and refuses what it had: {error}",
+                        "{}'s agent has restarted, and refuses what it had accepted: {error}",
                         self.name
                     );
                 }
@@ -653,22 +653,22 @@ impl Link {
 
     fn gone(&self) -> Error {
         Error::Agent(format!(
-            "{}'s agent does not run any more: start it anew (coorp up), and this program joins it again",
+            "{}'s agent is not running: start it again (coorp up), and this program rejoins it",
             self.name
         ))
     }
 
     fn silent(&self) -> Error {
         Error::Agent(format!(
-            "{}'s agent does not answer within {} s: does it hang?",
+            "{}'s agent did not answer within {} s: does it hang?",
             self.name,
             ANSWER_MAX.as_secs()
         ))
     }
 
-    /// The agent's answer makes no sense.
+    /// Returns the error for an answer that does not fit its question.
     pub fn odd(&self) -> Error {
-        Error::Agent(format!("{}'s agent gives an answer that makes no sense", self.name))
+        Error::Agent(format!("{}'s agent gave an answer that does not fit the question", self.name))
     }
 }
 
@@ -678,7 +678,7 @@ impl Frame {
             let descriptor = self.descriptor.as_ref().filter(|_| self.done == 0).map(AsFd::as_fd);
             match send(stream, &self.bytes[self.done..], descriptor) {
                 Ok(sent) => self.done += sent,
-                // The reader notices that the connection is closed.
+                // The reader notices if the connection is closed.
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -687,7 +687,7 @@ impl Frame {
     }
 }
 
-/// Keeps the connection for as long as there is a link. Tells how the first one went.
+/// Keeps up the connection for as long as the link exists. Reports the outcome of the first attempt.
 async fn run(link: Weak<Link>, first: StdUnixStream, tell: SyncSender<Result<(), Error>>) {
     let (mut stream, mut tell, mut wait) = (Some(first), Some(tell), RETRY_MIN);
     let Some(place) = link.upgrade().map(|link| link.place.clone()) else {
@@ -707,7 +707,7 @@ async fn run(link: Weak<Link>, first: StdUnixStream, tell: SyncSender<Result<(),
                     let why = listen(&link, &stream, incoming).await;
                     link.disconnect(&mut lock(&link.state));
                     tracing::warn!(
-                        "{}'s agent has gone ({why}); this program joins it again when it is back",
+                        "{}'s agent is gone ({why}); this program rejoins it when it is back",
                         link.name
                     );
                 }
@@ -752,7 +752,7 @@ async fn join(link: &Link, stream: StdUnixStream) -> Result<(Arc<UnixStream>, In
     Ok((stream, incoming))
 }
 
-/// Takes what comes, and sends what waits. Returns why that ended.
+/// Receives what arrives, and sends what waits, until the connection ends. Returns why it ended.
 async fn listen(link: &Arc<Link>, stream: &UnixStream, mut incoming: Incoming) -> io::Error {
     let flushed = async {
         loop {

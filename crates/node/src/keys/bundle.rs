@@ -1,8 +1,8 @@
-//! What one robot or operator needs, in one file: PEM sections of its key, its certificates, the authority's, and the list
-//! of revoked ones.
+//! The keys of one robot or operator in one file: PEM sections with its key, its certificate, the authority's, and the
+//! list of revoked certificates.
 //!
-//! [`bundle`] writes it where the keys were made. [`install`] takes it on the robot: it checks that the parts belong
-//! together and to the team, and puts them where a robot looks for them.
+//! [`bundle`] writes the file where the keys were made. [`install`] unpacks it on the robot: it checks that the parts
+//! belong together and to the team, and puts them where a robot looks for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::member::robot_named;
 use crate::revoked::{List, FILE};
 use crate::Error;
 
-/// No bundle is longer.
+/// The maximum length of a bundle, bytes.
 const BYTES_MAX: u64 = 256 << 10;
 const CERTIFICATE: &str = "CERTIFICATE";
 const KEY: &str = "PRIVATE KEY";
 const LIST: &str = "X509 CRL";
 
-/// Writes what a robot, or the [`OPERATOR`], needs into one file of a folder, in place of an older one.
+/// Writes the keys of a robot, or of the [`OPERATOR`], into one file of a folder, and replaces an older one.
 ///
 /// # Errors
 /// If the team has no such robot, or files are missing or cannot be read or written.
@@ -45,11 +45,11 @@ pub fn bundle(team: &Team, name: &str, into: &Path) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Takes a bundle: puts its parts into the team's folder of keys, in place of older ones. Returns whose it is.
+/// Unpacks a bundle into the team's folder of keys, and replaces older files. Returns the owner's name.
 ///
 /// # Errors
-/// If others may read it, its parts do not belong together or to this team, this folder has the authority's key, or files
-/// cannot be written.
+/// If other users may read it, its parts do not belong together or to this team, this folder has the authority's key,
+/// or files cannot be written.
 pub fn install(team: &Team, file: &Path) -> Result<String, Error> {
     check_private(file)?;
     let folder = &team.live.keys;
@@ -70,7 +70,7 @@ pub fn install(team: &Team, file: &Path) -> Result<String, Error> {
     };
     let parts = Parts::of(&text).ok_or_else(|| {
         Error::Keys(format!(
-            "{} is damaged, or no bundle: make it again with 'coorp keys bundle'",
+            "{} is damaged, or not a bundle: make it again with 'coorp keys bundle'",
             file.display()
         ))
     })?;
@@ -86,7 +86,7 @@ pub fn install(team: &Team, file: &Path) -> Result<String, Error> {
     Ok(parts.name)
 }
 
-/// Refuses names that are neither a robot's of the team nor the operator's.
+/// Refuses names that belong neither to a robot of the team nor to the operator.
 pub(super) fn check_name(team: &Team, name: &str) -> Result<(), Error> {
     if name == OPERATOR {
         return Ok(());
@@ -94,7 +94,7 @@ pub(super) fn check_name(team: &Team, name: &str) -> Result<(), Error> {
     robot_named(team, name).map(|_| ())
 }
 
-/// The sections of a bundle, in PEM again.
+/// The sections of a bundle, as PEM.
 struct Parts {
     name: String,
     key: String,
@@ -104,7 +104,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// `None` if they do not belong together.
+    /// Returns the parts of a bundle; `None` if they do not belong together.
     fn of(text: &str) -> Option<Parts> {
         let sections = pem::parse_many(text).ok()?;
         let tagged = |tag| sections.iter().filter(move |section| section.tag() == tag);

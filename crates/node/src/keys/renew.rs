@@ -1,13 +1,13 @@
-//! Renews the team's authority and all keys, while robots that have their new keys and robots that have not talk to each
+//! Renews the team's authority and all keys, while robots with new keys and robots with old ones still talk to each
 //! other.
 //!
-//! [`renew`] makes everything anew, and keeps what was before in the folder `old`. A robot with new keys admits both
-//! authorities. To a robot that knows only the old one it shows, beside its certificate, one of the new authority that
-//! the old one has signed (RFC 4210, 4.4: new with old). Until the end, the old authority signs the lists of revoked
-//! certificates, because all robots know it.
+//! [`renew`] creates everything again, and keeps the previous keys in the folder `old`. A robot with new keys admits
+//! both authorities. To a robot that knows only the old one it shows, beside its certificate, one of the new authority
+//! that the old one has signed (RFC 4210, section 4.4: new with old). Until the end, the old authority signs the lists
+//! of revoked certificates, because all robots know it.
 //!
 //! [`finish`] ends this with a list that the new authority signs, and in which the old one is revoked. The list spreads
-//! as others do, so no robot has to be visited twice.
+//! like any other, so no robot has to be visited twice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,18 +25,18 @@ use crate::ground::Linux;
 use crate::revoked::{List, FILE};
 use crate::Error;
 
-/// The folder of what was before, within the folder of the keys.
+/// The folder of the previous keys, within the folder of the keys.
 const OLD: &str = "old";
 /// The certificate of the new authority that the old one has signed.
 const LINK: &str = "link.pem";
 
-/// Returns the folder with the old keys; `None` if they are not being renewed.
+/// Returns the folder with the old keys; `None` if keys are not being renewed.
 pub(super) fn old(folder: &Path) -> Option<PathBuf> {
     let old = folder.join(OLD);
     old.exists().then_some(old)
 }
 
-/// Returns the certificate by which robots with old keys know the new authority, in PEM; empty if keys are not being
+/// Returns the certificate by which robots with old keys accept the new authority, as PEM; empty if keys are not being
 /// renewed.
 pub(super) fn link(folder: &Path) -> Result<String, Error> {
     match old(folder) {
@@ -45,27 +45,27 @@ pub(super) fn link(folder: &Path) -> Result<String, Error> {
     }
 }
 
-/// Returns where new keys are made, until they are whole.
+/// Returns the folder in which new keys are made, until they are complete.
 fn beside(folder: &Path) -> PathBuf {
     let mut new = folder.as_os_str().to_owned();
     new.push(".new");
     new.into()
 }
 
-/// Refuses to make keys where a renewal has broken off between its last two steps.
+/// Refuses to make keys if a renewal was interrupted between its last two steps.
 pub(super) fn check_whole(folder: &Path) -> Result<(), Error> {
     let new = beside(folder);
     if folder.exists() || old(&new).is_none() {
         return Ok(());
     }
     Err(Error::Keys(format!(
-        "{} is missing, because a renewal broke off: 'coorp keys renew' goes on with {}",
+        "{} is missing, because a renewal was interrupted: 'coorp keys renew' continues with {}",
         folder.display(),
         new.display()
     )))
 }
 
-/// Makes a new authority and new keys for all. Returns whether it did; if not, they are being renewed already.
+/// Creates a new authority and new keys for all. Returns whether it did; if not, keys are already being renewed.
 ///
 /// # Errors
 /// If the authority's key is not here, or files cannot be read or written.
@@ -78,7 +78,7 @@ pub fn renew(team: &Team) -> Result<bool, Error> {
     if check_whole(folder).is_ok() {
         let before = authority_of(folder)?;
         if new.exists() {
-            // Of an attempt that broke off before anything was moved.
+            // Left by an attempt that was interrupted before anything was moved.
             fs::remove_dir_all(&new).map_err(|error| Error::at("delete", &new, error))?;
         }
         make_all(team, folder, &new, &before)?;
@@ -116,7 +116,7 @@ fn make_all(team: &Team, folder: &Path, new: &Path, before: &AuthorityKey) -> Re
     Ok(())
 }
 
-/// Ends the renewal: the old authority and its certificates do not count any more. Returns the number of the list that
+/// Ends the renewal: the old authority and its certificates are no longer valid. Returns the number of the list that
 /// says so.
 ///
 /// # Errors
@@ -125,7 +125,7 @@ pub fn finish(team: &Team) -> Result<u64, Error> {
     let folder = &team.live.keys;
     let Some(old) = old(folder) else {
         return Err(Error::Keys(format!(
-            "the keys in {} are not being renewed: 'coorp keys renew' begins",
+            "the keys in {} are not being renewed: 'coorp keys renew' begins a renewal",
             folder.display()
         )));
     };
@@ -134,7 +134,7 @@ pub fn finish(team: &Team) -> Result<u64, Error> {
     list.serials.insert(serial(&pair(&old, AUTHORITY).0)?);
     list.number += 1;
     write_list(folder, &authority, &list)?;
-    // The authority's certificate alone: who is given a bundle now knows no other.
+    // Keep only the authority's own certificate: bundles made from now on contain no other.
     let certificate = pair(folder, AUTHORITY).0;
     let known = read(&certificate)?;
     let own = pem::parse_many(&known).map_err(failed)?.into_iter().next();

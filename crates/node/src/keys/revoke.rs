@@ -1,4 +1,4 @@
-//! Revokes certificates: signs the list of them, an X.509 CRL, with the authority's key.
+//! Revokes certificates: signs a list of them, an X.509 CRL, with the authority's key.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ use crate::revoked::{List, FILE};
 use crate::wire::Revocations;
 use crate::Error;
 
-/// Revokes the certificate of a robot or of the [`OPERATOR`], and deletes it. Robots do not let in whoever has it as soon
-/// as they have the new list. Returns the list's number. The operator gets another certificate at once; [`super::init`]
+/// Revokes the certificate of a robot or of the [`OPERATOR`], and deletes it. Robots refuse the certificate as soon as
+/// they have the new list. Returns the list's number. The operator gets another certificate at once; [`super::init`]
 /// makes one for a robot.
 ///
 /// # Errors
-/// If there is no such certificate, the authority's key or the last list is not here or damaged, or the list is full.
+/// If there is no such certificate, the authority's key or the last list is missing or damaged, or the list is full.
 pub fn revoke(team: &Team, name: &str) -> Result<u64, Error> {
     let folder = &team.live.keys;
     let old = renew::old(folder);
@@ -33,7 +33,7 @@ pub fn revoke(team: &Team, name: &str) -> Result<u64, Error> {
         .collect();
     if held.is_empty() {
         return Err(Error::Keys(format!(
-            "{} is missing: {name} has no certificate here that could be revoked",
+            "{} is missing: {name} has no certificate here to revoke",
             files(folder, name).0.display()
         )));
     }
@@ -63,7 +63,7 @@ pub(super) fn write_list(folder: &Path, issuer: &AuthorityKey, list: &List) -> R
     let der = signed(issuer, list.number, &list.serials)?;
     if der.len() > Revocations::LIST_BYTES_MAX {
         return Err(Error::Keys(format!(
-            "{} is full: 'coorp keys renew' makes all keys anew, and then no list is needed",
+            "{} is full: 'coorp keys renew' replaces all keys, and then no list is needed",
             file.display()
         )));
     }
@@ -71,7 +71,7 @@ pub(super) fn write_list(folder: &Path, issuer: &AuthorityKey, list: &List) -> R
 }
 
 fn signed(issuer: &AuthorityKey, number: u64, serials: &BTreeSet<Vec<u8>>) -> Result<Vec<u8>, Error> {
-    // Dates say nothing here, because a robot's clock may start in 1970.
+    // Dates mean nothing here, because a robot's clock may start in 1970.
     let revoked = |serial: &Vec<u8>| RevokedCertParams {
         serial_number: SerialNumber::from_slice(serial),
         revocation_time: date_time_ymd(1970, 1, 1),
@@ -92,7 +92,7 @@ fn signed(issuer: &AuthorityKey, number: u64, serials: &BTreeSet<Vec<u8>>) -> Re
 
 /// Returns the serial number of a certificate.
 pub(super) fn serial(file: &Path) -> Result<Vec<u8>, Error> {
-    let unusable = |error: String| Error::Keys(format!("{} is no certificate: {error}", file.display()));
+    let unusable = |error: String| Error::Keys(format!("{} is not a certificate: {error}", file.display()));
     let certificate = CertificateDer::from_pem_file(file).map_err(|error| unusable(error.to_string()))?;
     let (_, certificate) = X509Certificate::from_der(&certificate).map_err(|error| unusable(error.to_string()))?;
     Ok(certificate.raw_serial().to_vec())
@@ -169,7 +169,7 @@ mod tests {
         revoked.keep();
         let status = revoked.status();
         assert_eq!((status.list, status.certificates, status.rejected), (2, 2, 4));
-        // It is there in the next start, and damage is no silence.
+        // The list is there at the next start, and a damaged one is reported.
         let again = load().unwrap();
         assert_eq!(again.list(), Some(newer.clone()));
         for damage in [&damaged, &foreign, &Revocations { list: vec![] }] {

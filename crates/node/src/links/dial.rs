@@ -1,4 +1,4 @@
-//! Opens links where discovery finds robots.
+//! Opens links to the addresses at which discovery finds robots.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -12,15 +12,15 @@ use crate::discovery::{Finder, Order, Outcome};
 use crate::quic::{connect, Missed};
 use crate::sync::lock;
 
-/// An attempt to connect ends after this time, and the next begins. QUIC repeats a lost first packet after 150 and 450 ms,
+/// Time limit of an attempt to connect; then the next begins. QUIC repeats a lost first packet after 150 and 450 ms,
 /// and then only after 600 ms more.
 const CONNECT_MAX: Duration = Duration::from_millis(600);
 
-/// How often, and after how long, a card that cannot be used is tried again.
+/// The number of retries with a card that cannot be used, and the time between them.
 const CARD_TRIES: u32 = 60;
 const CARD_RETRY: Duration = Duration::from_millis(500);
 
-/// Attempts to open links where robots are to be found, until the node closes.
+/// Attempts to open links as discovery orders, until the node closes.
 pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
     loop {
         let order = finder.next().await;
@@ -39,12 +39,12 @@ pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
                     finder.report(attempt, outcome);
                 });
             }
-            // It ends by itself soon.
+            // The attempt will soon time out.
             Order::Stop(_) => {}
             Order::Rebind(path) => {
                 let path = path.0.into();
                 if !links.use_card(path) {
-                    // Its address comes in a moment, for example.
+                    // The card may, for example, get its address a moment later.
                     let again = use_card_later(Arc::downgrade(&links), path);
                     links.tasks.spawn("binding to another card", again);
                 }
@@ -53,7 +53,7 @@ pub(super) async fn dial(links: Weak<Links>, finder: Arc<Finder>) {
     }
 }
 
-/// Attempts to use the card that a path's interface is now.
+/// Retries to use the card that is now a path's interface.
 async fn use_card_later(links: Weak<Links>, path: usize) {
     for _ in 0..CARD_TRIES {
         tokio::time::sleep(CARD_RETRY).await;
@@ -64,18 +64,18 @@ async fn use_card_later(links: Weak<Links>, path: usize) {
     }
     if let Some(links) = links.upgrade() {
         let name = links.member.path_name(path);
-        tracing::error!("{name} is another card now, and cannot be used: start this robot anew, its log says more");
+        tracing::error!("{name} is now another card, which cannot be used: restart this robot; its log says more");
     }
 }
 
 impl Links {
-    /// Binds all sockets of a path to the card that its interface is now. Returns whether that has succeeded.
+    /// Binds all sockets of a path to the card that is now its interface. Returns whether that has succeeded.
     fn use_card(&self, path: usize) -> bool {
         let name = self.member.path_name(path);
         let used = self.rebind(path);
         match &used {
-            Ok(()) => tracing::info!("{name} is another card now, and is used"),
-            Err(error) => tracing::warn!("{name} is another card now: {error}"),
+            Ok(()) => tracing::info!("{name} is now another card, and in use"),
+            Err(error) => tracing::warn!("{name} is now another card: {error}"),
         }
         used.is_ok()
     }
@@ -121,8 +121,8 @@ impl Links {
         tokio::select! {
             biased;
             () = up.heard.notified() => Outcome::Connected(to),
-            // If another process runs as one end, nobody dials until `on_unlinked` says so. Otherwise it does not want this
-            // robot.
+            // If another process runs as one end, nobody dials until `on_unlinked` says so. Otherwise the other robot
+            // refuses this one.
             _ = connection.closed() => match up.is_over() || elsewhere(&connection).is_some() {
                 true => Outcome::Connected(to),
                 false => Outcome::Refused,

@@ -1,23 +1,23 @@
 //! Links carry coordination and control between two robots, over one path.
 //!
-//! A link is a QUIC connection. Each robot opens one to every other that it finds (`discovery.rs`), unless there is one,
-//! and both use it, so that the traffic of one acknowledges the other's. If both open one at once, that of the robot earlier in
-//! the team file stays in use. Certificates identify the robots.
+//! A link is a QUIC connection. Each robot opens one to every other robot that it finds (`discovery.rs`), unless there
+//! is one. Both use it, so that the traffic of one acknowledges the other's. If both open one at once, the link of the
+//! robot earlier in the team file stays in use. Certificates identify the robots.
 //!
 //! *Coordination* (leadership, permits, subscriptions, gathering) goes over one stream of each link, ahead of everything
-//! else (`stream.rs`), and over all paths, because it tolerates duplicates. Each end begins with what it announces about
-//! itself. A robot is present while it has a link whose announcement has arrived (`presence.rs`). A link ends when a robot
-//! closes it, when its process says by a stateless reset that it knows it no more, or after three seconds of silence:
-//! nothing that a third party can forge ends one. If two processes run as one robot, each other robot keeps its links with
-//! the one that it heard last, and tells the other why it has none ([`OVER`]).
+//! else (`stream.rs`), and over all paths, because it tolerates duplicates. Each end begins with an announcement of
+//! itself. A robot is present while it has a link whose announcement has arrived (`presence.rs`). A link ends when a
+//! robot closes it, when its process reports by a stateless reset that it no longer knows it, or after three seconds of
+//! silence. Nothing that a third party can forge ends a link. If two processes run as one robot, each other robot keeps
+//! its links with the process that it heard last, and tells the other why it has none ([`OVER`]).
 //!
-//! *Control* goes as a datagram if it fits: the newest counts, and a lost one is not worth waiting for. A larger message
-//! goes over its own stream, so that a lost datagram delays only its own message. Few messages of a topic are in flight
-//! at once; of those that wait behind them, the newest stays. Each path has its own socket, marked for AC_VO
-//! (`socket.rs`), at both ends. No congestion window holds it back: it is small and periodic, and of no use when late
-//! (decision 13).
+//! *Control* goes as a datagram if it fits: only the newest message counts, and a lost one is not worth waiting for. A
+//! larger message goes over its own stream, so that a lost datagram delays only its own message. Few messages of a
+//! topic are in flight at once; behind them, only the newest waits. Each path has its own socket, marked for AC_VO
+//! (`socket.rs`), at both ends. No congestion window holds control back: it is small and periodic, and of no use if
+//! late (decision 13).
 //!
-//! The operator connects to the same port, and may ask for the status; nothing else of it is heard (`operator.rs`). Left
+//! The operator connects to the same port, and may ask for the status; anything else is refused (`operator.rs`). Left
 //! out: resumption without a new handshake.
 
 mod dial;
@@ -66,16 +66,17 @@ use crate::Error;
 /// The largest control message, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// Links have one port per path, from a robot's first one plus this on, UDP.
+/// The first UDP port of links, as an offset from a robot's first port; each path has its own.
 const PORT: u16 = 2;
 const RETRY: Duration = Duration::from_millis(100);
-/// The same where another process runs as one end's robot.
+/// The same if another process runs as one end's robot.
 const RETRY_OVER: Duration = Duration::from_secs(5);
-/// Closes the links of a start that is over. If its process still runs, it is a twin: the reason is the other's address.
+/// The code that closes links of an earlier start. If its process still runs, it is a twin: the reason is the other
+/// process's address.
 const OVER: VarInt = VarInt::from_u32(2);
-/// Closes the connection of an operator whose places are taken.
+/// The code that closes an operator's connection when there are too many.
 pub(crate) const OPERATORS_FULL: VarInt = VarInt::from_u32(3);
-/// How long closing waits until the others have everything, until they are told, and then for the thread.
+/// The time limits of closing: until the others have everything, until they are told, and for the thread.
 const GOODBYE_MAX: Duration = Duration::from_millis(50);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
@@ -85,21 +86,21 @@ pub(crate) struct LinkId(pub u64);
 
 /// Receives from links.
 pub(crate) trait Receiver: Send + Sync {
-    /// A control message from a robot arrived.
+    /// Handles a control message from a robot.
     fn on_parcel(&self, from: RobotId, path: PathId, message: Bytes);
-    /// A frame of coordination arrived.
+    /// Handles a frame of coordination.
     fn on_frame(&self, from: RobotId, link: LinkId, frame: &[u8]);
-    /// A link has ended.
+    /// Handles the end of a link.
     fn on_ended(&self, from: RobotId, link: LinkId);
-    /// Returns what this robot announces about itself, under this number.
+    /// Returns this robot's announcement of itself, under this number.
     fn hello(&self, number: u64) -> Hello;
-    /// The interface of a path is another card now. If what is not a link cannot use it, nothing changes.
+    /// Binds everything but links to the card that is now a path's interface. If that fails, nothing changes.
     fn on_new_card(&self, path: usize) -> Result<(), Error>;
-    /// Two processes run as a robot, at these addresses.
+    /// Handles the news that two processes run as a robot, at these addresses.
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>);
-    /// The operator asks for the status.
+    /// Returns the status, for the operator.
     fn status(&self) -> Status;
-    /// A list of revoked certificates arrived.
+    /// Handles a list of revoked certificates.
     fn on_revocations(&self, from: &str, frame: &[u8]);
 }
 
@@ -114,15 +115,15 @@ pub(crate) struct Links {
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: Threads,
     tasks: Tasks,
-    /// One per path; taken when the node closes.
+    /// One per path; taken out when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
-    /// What the socket of each path has handed over.
+    /// The datagrams that the socket of each path has handed over.
     handed: Vec<Mutex<Arc<Handed>>>,
     client: quinn::ClientConfig,
     server: quinn::ServerConfig,
-    /// By robot, then by path. There are several of one robot for moments only.
+    /// The links by robot, then by path. A robot has several on one path only for moments.
     links: Vec<Vec<Mutex<Vec<Arc<Up>>>>>,
-    /// The number of the newest announcement. Held while it goes out, so that no new link misses it.
+    /// The number of the newest announcement. Locked while it is sent, so that no new link misses it.
     announced: Mutex<u64>,
     next: AtomicU64,
 }
@@ -197,7 +198,7 @@ impl Links {
 
     /// Opens and accepts links from now on, and passes on what arrives for as long as the receiver exists.
     pub fn receive(self: &Arc<Self>, receiver: Weak<dyn Receiver>) {
-        // Set only here.
+        // This is set only here.
         let _ = self.receiver.set(receiver);
         for (path, endpoint) in lock(&self.endpoints).iter().enumerate() {
             let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
@@ -209,8 +210,8 @@ impl Links {
 
     // --- what goes out ----------------------------------------------------------------------------------------
 
-    /// Sends a control message to a robot, or drops it if it cannot go. Does not block. Returns the target by which to
-    /// tell when it has left.
+    /// Sends a control message to a robot, or drops it if it cannot be sent. Does not block. Returns the target that
+    /// shows when it has left.
     pub fn send(&self, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
         let up = self.best(to, path.0.into())?;
         let message = Message {
@@ -223,7 +224,7 @@ impl Links {
             content: content.clone(),
         };
         let bytes = message.head.len() + message.content.len();
-        // Before the message goes, because it may be handed over at once.
+        // Before sending, because the message may be handed over at once.
         let socket = self.handed.get(usize::from(path.0));
         let socket = socket.filter(|_| !matches!(parcel, Parcel::Robot(_)));
         let target = socket.map(|socket| lock(socket).expect(bytes));
@@ -241,7 +242,7 @@ impl Links {
         self.say_encoded(to, &wire::prefixed(frame).into());
     }
 
-    /// The same to all robots.
+    /// Sends a frame of coordination to all robots. Does not block.
     pub fn say_to_all<F: Frame>(&self, frame: &F) {
         let frame = wire::prefixed(frame).into();
         let robots = (0u16..).map(RobotId).take(self.links.len());
@@ -256,7 +257,7 @@ impl Links {
         }
     }
 
-    /// Tells all robots what this one subscribes to and gathers, because that has changed.
+    /// Announces to all robots what this one subscribes to and gathers, after a change.
     pub fn announce(&self) {
         let mut number = lock(&self.announced);
         *number += 1;
@@ -268,7 +269,7 @@ impl Links {
         }
     }
 
-    /// Counts of discovery: announcements, attempts and refusals.
+    /// Returns the counts of discovery: announcements, attempts and refusals.
     pub fn found(&self) -> Counts {
         self.finder.counts()
     }
@@ -280,8 +281,8 @@ impl Links {
 
     // --- the links --------------------------------------------------------------------------------------------
 
-    /// Returns the link over which to send: of several that have announced themselves, that of the robot earlier in the
-    /// team file, and of these the newest.
+    /// Returns the link over which to send. Of several announced links, prefers the one opened by the robot earlier in
+    /// the team file, and of these the newest.
     fn best(&self, to: RobotId, path: usize) -> Option<Arc<Up>> {
         let links = lock(self.links.get(usize::from(to.0))?.get(path)?);
         let open = links.iter().filter(|up| up.is_open());
@@ -290,7 +291,7 @@ impl Links {
             .cloned()
     }
 
-    /// Uses a new link from now on. Returns it, unless the node has closed.
+    /// Begins to use a new link. Returns it, unless the node has closed.
     fn begin(
         self: &Arc<Self>,
         connection: &Connection,
@@ -305,19 +306,20 @@ impl Links {
         Some(up)
     }
 
-    /// The first announcement has arrived over a link.
+    /// Handles the first announcement over a link.
     fn on_heard(&self, from: RobotId, path: usize, up: &Up) {
         let address = up.connection.remote_address().ip();
         self.addresses.saw(from, path, address);
         self.finder.connected(from, path_id(path), address);
         up.on_heard();
-        // Its opener has lost those that it opened before.
+        // The opener has lost the links that it opened before.
         if let Some(links) = self.links.get(usize::from(from.0)).and_then(|links| links.get(path)) {
             close_older(&*lock(links), up);
         }
     }
 
-    /// A link has ended. Another one is looked for a moment later, so that links that end at once cost little.
+    /// Handles the end of a link. Discovery looks for a new one a moment later, so that links that end at once cost
+    /// little.
     fn on_unlinked(self: &Arc<Self>, of: RobotId, path: usize, ended: &Up) {
         if let Some(links) = self.links.get(usize::from(of.0)).and_then(|links| links.get(path)) {
             lock(links).retain(|up| up.id != ended.id);
@@ -332,7 +334,7 @@ impl Links {
         });
     }
 
-    /// Returns the new link, unless the node has closed.
+    /// Adds a link and returns it, unless the node has closed.
     fn add(self: &Arc<Self>, to: RobotId, path: usize, up: Arc<Up>) -> Option<Arc<Up>> {
         let number = lock(&self.announced);
         let hello = self.hello(*number)?;
@@ -341,10 +343,10 @@ impl Links {
             up.coordination.say(&self.tasks, wire::prefixed(&list).into());
         }
         let mut links = lock(self.links.get(usize::from(to.0))?.get(path)?);
-        // One in use stays until the other end of this one has said which start it is.
+        // A link in use stays until the other end of this one has announced which start it is.
         close_older(links.iter().filter(|older| !older.is_heard()), &up);
         links.push(up.clone());
-        // It may have been revoked since it was shown.
+        // The certificate may have been revoked since it was shown.
         close_revoked(&self.member.revoked, &up.connection);
         let several = links.len() > 1;
         drop((links, number));
@@ -354,7 +356,7 @@ impl Links {
         Some(up)
     }
 
-    /// Closes the links of this robot that are not in use, once what is in flight over them has arrived.
+    /// Closes this robot's links that are not in use, once everything in flight over them has arrived.
     fn close_spares(self: &Arc<Self>, to: RobotId, path: usize) {
         let links = Arc::downgrade(self);
         self.tasks.spawn("closing a spare link", async move {
@@ -364,7 +366,7 @@ impl Links {
             let all = links.links.get(usize::from(to.0)).and_then(|paths| paths.get(path));
             for spare in all.into_iter().flat_map(|all| lock(all).clone()) {
                 if spare.own && spare.id != best.id {
-                    spare.connection.close(0u8.into(), b"another one is in use");
+                    spare.connection.close(0u8.into(), b"another link is in use");
                 }
             }
         });
@@ -380,7 +382,7 @@ impl Links {
         }
     }
 
-    /// Returns when a robot's link began, if it has not ended.
+    /// Returns the time at which a robot's link began, if it has not ended.
     pub fn began(&self, of: RobotId, link: LinkId) -> Option<Instant> {
         let links = self.open_to(of);
         links.iter().find(|up| up.id == link).map(|up| up.began)
@@ -398,9 +400,9 @@ impl Links {
         all.filter(|up| up.is_open()).collect()
     }
 
-    /// There is a new list of revoked certificates: ends their links, and gives the list to all others.
+    /// Ends the links of newly revoked certificates, and sends the list to all other robots.
     pub fn on_revoked(&self) {
-        // Held, so that no new link misses it.
+        // Hold the lock, so that no new link misses the list.
         let _announced = lock(&self.announced);
         for up in self.links.iter().flatten().flat_map(|links| lock(links).clone()) {
             close_revoked(&self.member.revoked, &up.connection);
@@ -410,8 +412,8 @@ impl Links {
         }
     }
 
-    /// The interface of a path is another card now: binds the path's sockets to that, or changes nothing. The links stay, and
-    /// go on if the address does.
+    /// Binds a path's sockets to the card that is now its interface, or changes nothing. The links stay, and continue
+    /// if the address stays the same.
     fn rebind(&self, path: usize) -> Result<(), Error> {
         let failed = |error| Error::Socket("cannot use another card for control".to_owned(), error);
         let (Some(endpoint), Some(handed)) = (lock(&self.endpoints).get(path).cloned(), self.handed.get(path)) else {
@@ -430,7 +432,7 @@ impl Links {
         endpoint.rebind_abstract(socket.io).map_err(failed)
     }
 
-    /// Ends everything, once the others have what was said to them; it waits briefly for that.
+    /// Ends everything. Waits briefly until the others have received what was sent.
     pub fn close(&self) {
         self.finder.close();
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
@@ -449,7 +451,7 @@ impl Links {
             for endpoint in &endpoints {
                 endpoint.close(0u8.into(), b"closed");
             }
-            // So that the others are told; unreachable ones are not waited for.
+            // Wait until the others are told, but not for unreachable ones.
             for endpoint in &endpoints {
                 let _ = tokio::time::timeout(GOODBYE_MAX, endpoint.wait_idle()).await;
             }
@@ -468,11 +470,11 @@ pub(crate) fn port(team: &Team, robot: RobotId, path: usize) -> u16 {
     team.port(robot) + PORT + u16::try_from(path).unwrap_or(0)
 }
 
-/// Closes those among the links of one robot and path that the same end has opened earlier.
+/// Closes the links of one robot and path that the same end opened earlier.
 fn close_older<'u>(links: impl IntoIterator<Item = &'u Arc<Up>>, newer: &Up) {
     let same_end = |older: &&Arc<Up>| older.own == newer.own && older.id < newer.id;
     for older in links.into_iter().filter(same_end) {
-        older.connection.close(0u8.into(), b"a newer one came");
+        older.connection.close(0u8.into(), b"replaced by a newer link");
     }
 }
 
@@ -485,12 +487,12 @@ fn path_id(path: usize) -> PathId {
     PathId(u8::try_from(path).unwrap_or(u8::MAX))
 }
 
-/// Returns what a port that is in use already means.
+/// Explains the error of a port that is already in use.
 fn is_taken(member: &Member, port: u16, error: Error) -> Error {
     match error {
         Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(
-            "{name} cannot listen: port {port} is taken: {name} runs here already, or another robot with the same `port` \
-             does. Programs join an agent (coorp up) if they name the same state folder, or its service",
+            "{name} cannot listen: port {port} is taken: {name}, or another robot with the same `port`, already runs here. \
+             Programs join an agent (coorp up) if they name the same state folder, or its service",
             name = member.name()
         )),
         error => error,
@@ -526,7 +528,7 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
     }
 }
 
-/// Admits who has a certificate of the team, and stays until its connection ends.
+/// Admits a peer with a certificate of the team, and waits until its connection ends.
 async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Place) {
     let (member, address) = (&links.member, connection.remote_address());
     let name = match name_of(&member.revoked, &connection) {
@@ -553,7 +555,7 @@ async fn admit(links: Arc<Links>, connection: Connection, path: usize, place: Pl
     let began = links.robot.now();
     listen(&links, &connection, from, path);
     let links = Arc::downgrade(&links);
-    // It keeps its place until it ends.
+    // The connection keeps its place until it ends.
     let streams = tokio::select! {
         biased;
         streams = connection.accept_bi() => streams.ok(),
@@ -571,7 +573,7 @@ fn refuse(links: &Links, connection: &Connection, place: &Place, reason: Reason)
     connection.close(1u8.into(), b"not another robot of this team");
 }
 
-/// Receives a robot's control over a link, in a task of its own, until the link ends.
+/// Receives a robot's control over a link, in a separate task, until the link ends.
 fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usize) {
     let path = path_id(path);
     let (Some(receiver), member) = (links.receiver.get().cloned(), links.member.clone()) else {
@@ -579,7 +581,7 @@ fn listen(links: &Arc<Links>, connection: &Connection, from: RobotId, path: usiz
     };
     let connection = connection.clone();
     let tasks = links.tasks.clone();
-    // A mere listener must not keep the links alive.
+    // Listening must not keep the links alive.
     links.tasks.spawn("receiving control", async move {
         loop {
             let (bytes, stream) = tokio::select! {
@@ -623,7 +625,7 @@ async fn take_large(
     }
 }
 
-/// Receives a robot's coordination over a link that is up, until that ends.
+/// Receives a robot's coordination over a link that is up, until the link ends.
 async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize), mut stream: RecvStream) {
     let Some(receiver) = links.upgrade().and_then(|links| links.receiver.get().cloned()) else {
         return;
@@ -662,7 +664,7 @@ async fn converse(links: Weak<Links>, up: Arc<Up>, (from, path): (RobotId, usize
     }
 }
 
-/// Another process runs as this robot, as the other end of a link has found.
+/// Handles the other end's report that another process runs as this robot.
 fn on_own_twin(links: &Links, (connection, path): (&Connection, usize), elsewhere: Option<IpAddr>) {
     let Some(receiver) = links.receiver.get().and_then(Weak::upgrade) else {
         return;
@@ -672,7 +674,8 @@ fn on_own_twin(links: &Links, (connection, path): (&Connection, usize), elsewher
     receiver.on_twins(links.member.me, here.into_iter().chain(elsewhere).collect());
 }
 
-/// If the other end closed a link because it knows another start of this robot: the address of that, if it said so.
+/// Returns the address of another start of this robot, if known. The outer `None`: the other end did not close the link
+/// because of another start.
 fn elsewhere(connection: &Connection) -> Option<Option<IpAddr>> {
     match connection.close_reason() {
         Some(ConnectionError::ApplicationClosed(closed)) if closed.error_code == OVER => {

@@ -1,5 +1,5 @@
-//! The operator's connection: over its one stream it may ask for the status, again and again, and bring lists of revoked
-//! certificates. Whatever else it sends ends the connection. It never counts as a robot.
+//! The operator's connection: over its one stream it may ask for the status repeatedly, and bring lists of revoked
+//! certificates. Anything else that it sends ends the connection. The operator never counts as a robot.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::Receiver;
 use crate::keys::OPERATOR;
 use crate::wire::{self, Frame, Revocations, StatusQuery};
 
-/// How long the operator may take to read an answer, and how long the next question waits at least.
+/// Time limit for the operator to read an answer, and the minimum time until the next question is answered.
 const READ_MAX: Duration = Duration::from_secs(2);
 const ASK_EVERY: Duration = Duration::from_millis(50);
 

@@ -1,8 +1,8 @@
 //! The socket under control: every datagram is marked for AC_VO.
 //!
 //! quinn's own way to send writes the TOS byte of each datagram for ECN, which removes a socket's mark. Here datagrams
-//! are sent without ECN, so the socket's mark stays. Those of a large message that are ready together go to the kernel
-//! in one call, which segments them again. Left out, because control has no use for it: ECN.
+//! are sent without ECN, so the socket's mark stays. A large message's datagrams that are ready together go to the
+//! kernel in one call, which segments them again. Left out, because control has no use for it: ECN.
 
 use std::fmt;
 use std::future::Future;
@@ -39,17 +39,17 @@ pub(crate) struct MarkedSocket {
     receiving: UdpSocketState,
     /// Whether the interface refuses several datagrams in one call.
     one_by_one: AtomicBool,
-    /// What of it has left.
+    /// The datagrams that have left.
     handed: Arc<Handed>,
 }
 
-/// Reading the emulator's reports ends in time for the socket to be closed.
+/// Maximum time for which reading the emulator's reports waits, so that it ends in time for the socket to be closed.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(200);
 
 impl MarkedSocket {
     /// Marks a bound socket. Must be called within an async runtime.
     pub fn new(socket: UdpSocket, robot: &Arc<SharedRobot>) -> io::Result<Arc<MarkedSocket>> {
-        // First, because it configures the socket.
+        // This goes first, because it configures the socket.
         let receiving = UdpSocketState::new((&socket).into())?;
         let marked = SockRef::from(&socket);
         if socket.local_addr()?.is_ipv6() {
@@ -67,7 +67,7 @@ impl MarkedSocket {
                     if socket.strong_count() == 0 {
                         return;
                     }
-                    // As often as a kernel's count would be read.
+                    // A kernel's count would be read as often.
                     std::thread::sleep(Duration::from_nanos(LOOK_HELD.as_nanos()));
                 }
                 emulated.freed().end();
@@ -88,12 +88,12 @@ impl MarkedSocket {
         }))
     }
 
-    /// Returns what the socket has handed over, to follow messages until that has left.
+    /// Returns the datagrams that the socket has handed over, to follow messages until these have left.
     pub fn handed(&self) -> Arc<Handed> {
         self.handed.clone()
     }
 
-    /// Hands datagrams to the kernel, of `each` bytes, the last perhaps with fewer.
+    /// Hands datagrams of `each` bytes to the kernel; the last may be shorter.
     fn send(&self, to: SocketAddr, datagrams: &[u8], each: u16) -> io::Result<()> {
         let to = SockaddrStorage::from(to);
         let together = [ControlMessage::UdpGsoSegments(&each)];
@@ -123,7 +123,7 @@ impl AsyncUdpSocket for MarkedSocket {
         // A datagram's length fits a u16.
         let each = transmit.segment_size.map_or(u16::MAX, |size| size as u16).max(1);
         let mut sent = self.send(to, all, each);
-        // A card that leaves checksums to the kernel takes them one by one.
+        // A card that leaves checksums to the kernel takes datagrams one by one.
         let refused = |error: &io::Error| {
             [Errno::EIO, Errno::EINVAL].contains(&Errno::from_raw(error.raw_os_error().unwrap_or(0)))
         };
@@ -133,7 +133,7 @@ impl AsyncUdpSocket for MarkedSocket {
         }
         match sent {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                // A network that is down or partitioned has lost the datagram; QUIC finds out whether that lasts.
+                // A network that is down or partitioned has lost the datagram; QUIC finds out whether it stays so.
                 tracing::trace!("a datagram to {to} was not sent: {error}");
                 Ok(())
             }

@@ -1,10 +1,11 @@
-//! Coordination over a link: reliable frames, in order, on the one stream that its opener opens. Each follows its length.
+//! Coordination over a link: reliable frames, in order, on the one stream that the link's opener opens. The length
+//! precedes each frame.
 //!
-//! Frames go ahead of everything else on streams. What QUIC has room for goes to it at once, in the caller's thread: it
-//! keeps what is not acknowledged, up to `transport.rs`'s window for a link. That has room for the largest control message,
-//! so that frames do not wait behind one. The rest waits here, bounded: an announcement replaces the one that waits, and of
-//! other frames the oldest make room. What robots say to each other is repeated or overtaken by what they say later, so that
-//! the newest is worth the most.
+//! Frames go ahead of everything else on streams. Frames for which QUIC has room go to it at once, in the caller's
+//! thread: it keeps what is not acknowledged, up to the window of a link (`transport.rs`). The window has room for the
+//! largest control message, so that frames do not wait behind one. The rest waits here, bounded: a new announcement
+//! replaces a waiting one, and otherwise the oldest frames make room. Later messages between robots repeat or supersede
+//! earlier ones, so the newest are worth the most.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -19,9 +20,9 @@ use crate::sync::lock;
 use crate::tasks::Tasks;
 use crate::wire::PREFIX_BYTES;
 
-/// The number of frames that wait for a link whose QUIC takes nothing.
+/// The maximum number of frames that wait for a link whose QUIC takes nothing.
 const WAITING_MAX: usize = 256;
-/// Above that of control's large messages.
+/// The stream's priority, above control's large messages.
 const PRIORITY: i32 = 1;
 
 /// The sending end.
@@ -35,13 +36,13 @@ struct Inner {
     current: Bytes,
     hello: Option<Bytes>,
     waiting: VecDeque<Bytes>,
-    /// A task writes as soon as the stream takes more.
+    /// Whether a task will write as soon as the stream takes more.
     blocked: bool,
 }
 
 impl Outgoing {
     pub fn new(stream: SendStream) -> Self {
-        // It fails only if the link has ended.
+        // This fails only if the link has ended.
         let _ = stream.set_priority(PRIORITY);
         Outgoing(Arc::new(Mutex::new(Inner {
             stream,
@@ -62,7 +63,7 @@ impl Outgoing {
         self.write(inner, on);
     }
 
-    /// Sends an announcement, in place of one that waits. Does not block.
+    /// Sends an announcement, and replaces one that waits. Does not block.
     pub fn announce(&self, on: &Tasks, frame: Bytes) {
         let mut inner = lock(&self.0);
         inner.hello = Some(frame);
@@ -84,7 +85,7 @@ impl Outgoing {
         on.spawn("sending coordination", write);
     }
 
-    /// Ends the stream, and returns what waits until the other end has everything.
+    /// Ends the stream, and returns a future that waits until the other end has everything.
     pub fn finish(&self) -> impl std::future::Future<Output = ()> + Send + 'static {
         let mut inner = lock(&self.0);
         let _ = inner.stream.finish();
@@ -96,7 +97,7 @@ impl Outgoing {
 }
 
 impl Inner {
-    /// Writes what waits, until all of it is written or the stream has ended.
+    /// Writes what waits, until everything is written or the stream has ended.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.current.is_empty() {
@@ -117,7 +118,7 @@ impl Inner {
     }
 }
 
-/// Reads the next frame. Of what is longer than allowed, nothing is read.
+/// Reads the next frame. Reads nothing of a frame that is longer than allowed.
 pub(crate) async fn read_frame(stream: &mut RecvStream, bytes_max: usize) -> Result<Bytes, Ended> {
     let mut length = [0; PREFIX_BYTES];
     stream.read_exact(&mut length).await.map_err(|_| Ended::Link)?;
@@ -125,7 +126,7 @@ pub(crate) async fn read_frame(stream: &mut RecvStream, bytes_max: usize) -> Res
     if length > bytes_max {
         return Err(Ended::Oversized);
     }
-    // Not all at once: who announces a long frame need not send it.
+    // Allocate step by step: a peer that announces a long frame need not send it.
     let mut frame = Vec::new();
     while frame.len() < length {
         let chunk = stream.read_chunk(length - frame.len(), true).await;
@@ -135,7 +136,7 @@ pub(crate) async fn read_frame(stream: &mut RecvStream, bytes_max: usize) -> Res
     Ok(frame.into())
 }
 
-/// Why there are no more frames.
+/// The reason why there are no more frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The link or its stream has ended.

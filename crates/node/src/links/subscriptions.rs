@@ -1,13 +1,13 @@
-//! Which robots subscribe to which topics, as they announce it. No I/O.
+//! Tracks which robots subscribe to which topics, as they announce it. No I/O.
 //!
-//! A robot that vanishes may only be out of reach, and its control has to resume at once. So its subscriptions count for a
-//! while longer. When it is back, what it announces replaces them.
+//! A robot that vanishes may only be out of reach, and its control has to resume at once. So its subscriptions stay
+//! valid for a while longer. When it is back, its announcement replaces them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use coorp_core::{Duration, Instant, RobotId};
 
-/// How long a vanished robot is still sent to.
+/// Time for which a vanished robot is still sent messages.
 const LINGER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -16,18 +16,18 @@ pub(crate) struct Subscriptions(BTreeMap<RobotId, Subscribed>);
 #[derive(Debug)]
 struct Subscribed {
     topics: BTreeSet<String>,
-    /// Since when the robot is away.
+    /// The time since which the robot is away.
     gone_at: Option<Instant>,
 }
 
 impl Subscriptions {
-    /// A robot that is present announces all topics that it subscribes to.
+    /// Records the announcement of all topics that a present robot subscribes to.
     pub fn on_announced(&mut self, robot: RobotId, topics: BTreeSet<String>) {
         let gone_at = None;
         self.0.insert(robot, Subscribed { topics, gone_at });
     }
 
-    /// A robot has vanished.
+    /// Records that a robot has vanished.
     pub fn on_gone(&mut self, robot: RobotId, now: Instant) {
         if let Some(subscribed) = self.0.get_mut(&robot) {
             subscribed.gone_at = Some(now);

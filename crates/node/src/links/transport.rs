@@ -10,20 +10,20 @@ use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig
 pub(crate) const PROTOCOL: &[u8] = b"coorp-control/1";
 /// A peer that is silent for this long is gone.
 const IDLE_MS: u32 = 3_000;
-/// How often the end that opened a link keeps it alive.
+/// The interval at which the end that opened a link keeps it alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// The assumed first round trip: a lost first datagram of a handshake is sent again after three of these.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
-/// The number of large messages received at once over a link. [`RECEIVE_BYTES`] bounds their memory; more of them are
-/// allowed, in a frame of its own, whenever an eighth has arrived.
+/// The number of large messages received at once over a link. [`RECEIVE_BYTES`] bounds their memory. Whenever an eighth
+/// has arrived, a separate frame allows more.
 const STREAMS_MAX: u32 = 64;
 /// An acknowledgement is a frame on the air that control may have to wait for. So the receiver is asked for one after
-/// this many datagrams, or this long after the first. If control goes both ways at least 30 times a second, it rides on
-/// the traffic going back. A missing datagram between others is reported at once. quinn asks for no more than the round
-/// trip, or 25 ms if that is shorter.
+/// this many datagrams, or this long after the first. If control goes both ways at least 30 times a second, the
+/// acknowledgement rides on the traffic going back. A missing datagram between others is reported at once. quinn
+/// requests no longer delay than the round trip, or 25 ms if that is shorter.
 const ACKNOWLEDGE_EVERY: u32 = 64;
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(50);
-/// The most that is in flight on one link, bytes.
+/// The maximum number of bytes in flight on one link.
 const WINDOW_BYTES: u64 = 1 << 20;
 const RECEIVE_BYTES: u32 = 32 << 20;
 /// The size of the queues of datagrams to send and to receive; older ones make room.
@@ -54,7 +54,7 @@ pub(crate) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<Transpo
     Arc::new(transport)
 }
 
-/// A constant window.
+/// Congestion control with a constant window.
 #[derive(Clone, Debug)]
 struct Steady;
 

@@ -19,22 +19,22 @@ use super::LinkId;
 use crate::sync::lock;
 use crate::tasks::Tasks;
 
-/// The number of large messages of a topic in flight, including those that have arrived and are not acknowledged yet.
-/// The second limit holds while the oldest is in flight for longer than acknowledgements take, for example because
-/// nothing gets through.
+/// The maximum number of large messages of a topic in flight, including those that have arrived and are not
+/// acknowledged yet. The second limit applies while the oldest is in flight for longer than acknowledgements take, for
+/// example because nothing gets through.
 const FLYING_MAX: usize = 32;
 const FLYING_LATE_MAX: usize = 4;
 const LATE: Duration = Duration::from_millis(100);
 /// A large message that takes longer is abandoned.
 pub(super) const STREAM_MAX: Duration = Duration::from_secs(5);
 
-/// A newer message replaces an older one in the same slot.
+/// The key under which a newer message replaces an older one.
 pub(super) type Slot = (bool, String);
 
 /// A message: its head and its content.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
-    /// `None`: of no use later.
+    /// `None`: the message is of no use later.
     pub slot: Option<Slot>,
     pub head: Vec<u8>,
     pub content: Bytes,
@@ -44,16 +44,16 @@ pub(super) struct Message {
 #[derive(Debug)]
 pub(super) struct Up {
     pub id: LinkId,
-    /// When both ends had proved who they are, on the robot's clock.
+    /// The time at which both ends had proved their identity, on the robot's clock.
     pub began: RobotInstant,
     pub connection: Connection,
     /// Whether this robot has opened it.
     pub own: bool,
     pub coordination: Outgoing,
-    /// The other end has announced itself.
+    /// Notified when the other end has announced itself.
     pub heard: Notify,
     is_heard: AtomicBool,
-    /// A later start of one end's robot is known to the other.
+    /// Whether one end knows a later start of the other end's robot.
     is_over: AtomicBool,
     large: Mutex<BTreeMap<Slot, Large>>,
 }
@@ -76,7 +76,7 @@ impl Large {
 }
 
 impl Up {
-    /// `stream` is coordination's.
+    /// Creates a link; `stream` is coordination's.
     pub fn new(id: LinkId, began: RobotInstant, connection: &Connection, own: bool, stream: SendStream) -> Arc<Self> {
         Arc::new(Up {
             id,
@@ -103,18 +103,18 @@ impl Up {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// The other end has announced itself.
+    /// Records that the other end has announced itself.
     pub fn on_heard(&self) {
         self.is_heard.store(true, Ordering::Release);
         self.heard.notify_one();
     }
 
-    /// One end's robot runs as another process, as far as the other one knows.
+    /// Records that one end's robot runs as another process, as far as the other end knows.
     pub fn on_over(&self) {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// Sends a message, or drops it if it cannot go. Does not block.
+    /// Sends a message, or drops it if it cannot be sent. Does not block.
     pub fn send(self: &Arc<Self>, on: &Tasks, message: Message) {
         let length = message.head.len() + message.content.len();
         if self.connection.max_datagram_size().is_some_and(|most| length <= most) {
@@ -138,7 +138,7 @@ impl Up {
         large.flying.push_back(since);
         drop(all);
         let mut sending: Sending = Box::pin(self.clone().send_stream(message));
-        // Whatever QUIC has room for goes to it directly, without a detour over another thread.
+        // If QUIC has room, the message goes to it directly, without a detour over another thread.
         if let Poll::Ready(sent) = sending.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             sending = Box::pin(std::future::ready(sent));
         }
@@ -158,7 +158,7 @@ impl Up {
                 entry.flying.remove(place);
             }
             if !entry.flying.is_empty() && !entry.may_fly() {
-                return; // Another one sends what waits.
+                return; // Another message's task sends what waits.
             }
             let Some(next) = entry.next.take() else {
                 if entry.flying.is_empty() {
@@ -181,18 +181,18 @@ impl Up {
             .await
             .map_err(|error| error.to_string())?;
         stream.0.finish().map_err(|error| error.to_string())?;
-        // Until it has arrived.
+        // Wait until the message has arrived.
         stream.0.stopped().await.map_err(|error| error.to_string())?;
         Ok(())
     }
 }
 
-/// A stream that is reset unless it is whole: nobody may take half a message for a whole one.
+/// A stream that is reset unless it is complete: nobody may take half a message for a whole one.
 struct Unfinished(SendStream);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // Without effect once everything has arrived.
+        // This has no effect once everything has arrived.
         let _ = self.0.reset(0u8.into());
     }
 }

@@ -67,7 +67,7 @@ fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// A process that was killed between the two delivered the message twice.
+/// An earlier version delivered the message twice if its process was killed between the two steps.
 #[test]
 fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down() {
     let (folder, bytes) = (scratch("between"), b"0123456789".to_vec());
@@ -88,7 +88,7 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// As when the disk took the message and nothing more.
+/// The disk takes the message and nothing more.
 #[test]
 fn a_whole_message_that_could_not_be_recorded_comes_once_its_sender_offers_it_again() {
     let (folder, bytes) = (scratch("unrecorded"), b"0123456789".to_vec());
@@ -203,7 +203,7 @@ fn platter(seed: u64) -> Arc<Platter> {
     Arc::new(Platter::new(seed, tokio::time::Instant::now(), || ()))
 }
 
-/// The folders that it lies in were not.
+/// An earlier version did not sync the folders that the message is in.
 #[test]
 fn a_whole_message_is_there_after_a_power_cut() {
     for seed in 0..40 {
@@ -221,8 +221,8 @@ fn a_whole_message_is_there_after_a_power_cut() {
     }
 }
 
-/// Offers a message once, as a sender that knows nothing, takes what is whole, and returns whether the sender was told that it
-/// was delivered.
+/// Offers a message once, as a sender that knows nothing, and takes it if it is whole. Returns whether the sender was
+/// told that it was delivered.
 fn attempt(disk: &Arc<dyn Disk>, begin: &Begin, bytes: &[u8], step: usize) -> io::Result<bool> {
     let inbox = Inbox::open(disk.clone(), Path::new("/state"), "one")?;
     let whole = match inbox.offer(begin, &Arc::default())? {
@@ -333,10 +333,10 @@ fn wrong_bytes_are_forgotten() {
 }
 
 proptest! {
-    // Each writes to the disk and waits for it.
+    // Each case writes to the disk and waits for it.
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// However often either end stops, and whatever it had written: each message arrives whole and once.
+    /// Each message arrives whole and once, however often either end stops, and whatever it had written.
     #[test]
     fn every_message_comes_whole_and_once(
         cuts in prop::collection::vec((0usize..40, any::<bool>()), 0..12),

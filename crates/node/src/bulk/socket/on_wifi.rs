@@ -60,19 +60,19 @@ fn possible() -> bool {
     let there = qemu.is_ok_and(|qemu| qemu.success()) && cfg!(target_arch = "x86_64");
     if !there {
         assert!(std::env::var_os("CI").is_none(), "CI is to have qemu-system-x86_64");
-        // Past the harness, which would hide it.
+        // Write past the harness, which would hide the message.
         let _ = writeln!(std::io::stderr().lock(), "SKIPPED on_wifi: no qemu-system-x86_64");
     }
     there
 }
 
-/// The number of attempts in the lab. Its machine is emulated: if it stalls for seconds, as on a busy host, a station
-/// loses its access point and with it what was queued. A real defect fails each time.
+/// The number of attempts in the lab. The lab's machine is emulated: if it stalls for seconds, as on a busy host, a
+/// station loses its access point and everything queued for it. A real defect fails each time.
 const TRIES: usize = 3;
 
 /// Runs a script in the lab, with this program and `arguments`, and returns its output.
 fn in_the_lab_runs(script: &str, arguments: &[&std::ffi::OsStr]) -> String {
-    /// Each takes a core, and is slow enough alone.
+    /// Held by a run: each takes a core, and is slow enough without others.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = lock(&ONE_AT_A_TIME);
     let mut tries = (0..TRIES).map(|_| try_in_the_lab(script, arguments));
@@ -156,16 +156,16 @@ fn allow_one() {
 #[test]
 #[ignore = "in the lab"]
 fn the_send_queue_tells_when_the_air_is_done() {
-    // As many as the gate admits to an unknown card.
+    // The number that the gate admits to an unknown card.
     const DATAGRAMS: usize = 8;
     let mut bench = Bench::by(Completions::OutQueue, None);
-    // In this order, so that a pause between the two makes nothing seem too early.
+    // Read the clocks in this order, so that a pause between the two makes nothing seem too early.
     let (began, clock) = (bench.door.now(), monotonic());
     for _ in 0..DATAGRAMS {
         bench.send(AP, BULK_BYTES);
     }
     for left in 0..DATAGRAMS {
-        // Time to read the queue several times.
+        // Leave time to read the queue several times.
         std::thread::sleep(StdDuration::from_millis(5));
         assert_eq!(
             bench.socket.in_flight(),

@@ -8,10 +8,10 @@ use coorp_core::gate::{CompletionTable, Gate, Verdict};
 use super::*;
 use crate::ground::Linux;
 
-/// How long anything may take that should happen at once.
+/// Time limit for anything that should happen at once.
 pub const SOON: StdDuration = StdDuration::from_secs(60);
 
-/// A test gate, which keeps what it learns from.
+/// A test gate, which records what it learns.
 #[derive(Debug)]
 pub struct Door {
     began: StdInstant,
@@ -54,7 +54,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// With its card's source of completions.
+    /// Creates a bench with its card's source of completions.
     pub fn new(backlog_max: Option<Duration>) -> Bench {
         Bench::by(Completions::Unknown, backlog_max)
     }
@@ -85,7 +85,7 @@ impl Bench {
         self.sent += 1;
     }
 
-    /// Looks like a QUIC datagram with a short header; no two numbers give the same one.
+    /// Returns what looks like a QUIC datagram with a short header, different for each number.
     fn contents(number: u32, bytes: usize) -> Vec<u8> {
         let number = number.to_le_bytes();
         [&[0x40][..], &vec![0; bytes - 5], &number].concat()

@@ -23,7 +23,7 @@ impl Disk for Linux {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             match entry.metadata() {
-                // Somebody has taken it in the meantime.
+                // Another program has taken it in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 about => found.push((entry.file_name(), About::of(&about?))),
             }
@@ -46,7 +46,7 @@ impl Disk for Linux {
     }
 
     fn create(&self, file: &Path, mode: u32) -> io::Result<Box<dyn Opened>> {
-        // One that was left behind may have another mode.
+        // A leftover file may have another mode.
         match fs::remove_file(file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -76,10 +76,10 @@ impl Disk for Linux {
         Ok(bytes)
     }
 
-    /// The place then has the file or what it had before. To another disk, the file is copied: after a crash it may be
-    /// in both places, and never in none.
+    /// The target then has the file or its previous content. To another disk, the file is copied: after a crash it may
+    /// be in both places, but never in none.
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()> {
-        // Before anything changes: there may be no descriptor left.
+        // Open the folders before changing anything: there may be no descriptor left.
         let folder = File::open(folder_of(file))?;
         let target = match File::open(folder_of(to)) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
@@ -125,28 +125,28 @@ impl About {
         About {
             is_file: metadata.is_file(),
             length: metadata.len(),
-            // Every file system of Linux knows it.
+            // Every file system of Linux has this time.
             modified: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
         }
     }
 }
 
-/// Syncs a folder that a file has left or come to. That is done, so nothing can fail any more.
+/// Syncs a folder that a file has left or entered. The move itself is done, so an error is only logged.
 fn for_good(file: &Path, folder: &File) {
     if let Err(error) = folder.sync_all() {
         let file = file.display();
-        tracing::warn!("{file} was taken, and may be there again after a power cut: {error}");
+        tracing::warn!("{file} was taken, but may reappear after a power cut: {error}");
     }
 }
 
-/// Copies a file that was just opened to a place, which then has it or what it had before.
+/// Copies a file that was just opened to a path, which then has the copy or its previous content.
 pub(crate) fn copy(mut from: &File, to: &Path) -> io::Result<()> {
     let folder = folder_of(to);
     let (space, length) = (Linux.space(folder)?, from.metadata()?.len());
     if length > space.usable() {
         return Err(space.short());
     }
-    // Not derived from the other name, which might become too long; the same each time, so that a crash leaves nothing
+    // A hash, because a longer form of the name might be too long; the same each time, so that a crash leaves nothing
     // behind for long.
     let name = blake3::hash(to.file_name().unwrap_or_default().as_encoded_bytes()).to_hex();
     let new = folder.join(format!(".coorp-{}", &name[..16]));
