@@ -1,5 +1,5 @@
-//! A robot's place in its team: its identity, where its paths leave, and what it has refused. Fixed at its start,
-//! except for the counts.
+//! A robot's place in its team: its identity, the interfaces of its paths, and what it has refused. Fixed at the
+//! robot's start, except for the counts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct Member {
     pub ground: Arc<dyn Ground>,
     pub team: Team,
     pub me: RobotId,
-    /// With the team file's `[policy]`.
+    /// The policy, with the team file's `[policy]` applied.
     pub policy: Policy,
     /// The number of paths in use.
     pub paths: usize,
@@ -58,8 +58,8 @@ impl Member {
         }
     }
 
-    /// Returns the binding of this robot's sockets on a path: its address there, and its interface, because a path must
-    /// not leave through another one.
+    /// Returns the binding of this robot's sockets on a path: its address there, and its interface, because datagrams
+    /// must not leave by another interface.
     pub fn outlet(&self, path: usize) -> (IpAddr, Option<&String>) {
         let robot = &self.team.robots[usize::from(self.me.0)];
         let everywhere = IpAddr::from([0, 0, 0, 0]);
@@ -67,7 +67,7 @@ impl Member {
         (address, robot.interfaces.get(path))
     }
 
-    /// Returns a socket on a path; `what` names its purpose.
+    /// Binds a socket on a path; `what` names its purpose.
     pub fn bind(&self, what: &str, path: usize, port: u16) -> Result<Box<dyn Bound>, Error> {
         let (address, interface) = self.outlet(path);
         let over = interface

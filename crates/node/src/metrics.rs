@@ -1,7 +1,7 @@
 //! A robot's metrics for Prometheus: text over HTTP, at `/metrics` on a port of 127.0.0.1.
 //!
 //! One thread answers one request after another, each within a second or not at all. So a slow or malformed request
-//! delays only other requests, and never the robot. The numbers are those of `coorp watch`.
+//! delays only other requests, never the robot. `coorp watch` shows the same numbers.
 //!
 //! Left out: HTTP beyond GET, and other machines; to scrape remotely, run the agent on the robot.
 
@@ -50,7 +50,7 @@ impl Metrics {
         })
     }
 
-    /// Returns the port that they are served on.
+    /// Returns the port on which they are served.
     pub fn port(&self) -> u16 {
         self.at.port()
     }
@@ -59,7 +59,7 @@ impl Metrics {
 impl Drop for Metrics {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // The thread waits for a request; this is one.
+        // The thread waits for a request, so send one.
         let _ = TcpStream::connect_timeout(&self.at, REQUEST_MAX);
         if let Some(server) = self.server.take() {
             let _ = server.join();
@@ -70,7 +70,7 @@ impl Drop for Metrics {
 fn serve(listener: &TcpListener, agent: &Weak<Agent>, stop: &AtomicBool) {
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // Probably out of files; they may become available again.
+            // The process has probably no descriptors left; some may become available.
             std::thread::sleep(REQUEST_MAX);
             continue;
         };
@@ -133,7 +133,7 @@ fn text(agent: &Agent) -> String {
     page.text
 }
 
-/// Identity, liveness, permits, window, clock, refusals.
+/// Writes identity, liveness, permits, window, clock and refusals.
 fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let labels = [
         ("robot", status.robot.as_str()),
@@ -189,7 +189,7 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
         refusals.sample(&[("reason", reason)], count);
     }
     page.number("coorp_refused_strangers_total", status.refused.strangers);
-    // By reason only: addresses come and go, and a label's values must not.
+    // Only by reason: addresses come and go, and a label's values must not.
     let mut refusals = page.metric("coorp_refused_connections_total");
     for (reason, count) in &status.door.totals {
         refusals.sample(&[("reason", reason.name())], *count);
@@ -220,7 +220,7 @@ fn robot<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
 /// The value of a metric in one entry of a status, if known.
 type Show<T> = fn(&T) -> Option<f64>;
 
-/// Published and received topics.
+/// Writes the published and the received topics.
 fn control<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let mut published = page.metric("coorp_control_published_total");
     for topic in &status.published {
@@ -247,7 +247,7 @@ fn control<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) 
                 ("from", name(heard.from)),
                 ("path", path_name(status, heard.path)),
             ];
-            // A counter's labels must not change, and the path does.
+            // A counter's labels must not change, but the path does.
             let labels = if metric == "coorp_control_silence_seconds" {
                 &labels[..]
             } else {
@@ -265,7 +265,7 @@ fn path_name(status: &Status, path: u64) -> &str {
     name.map_or("", String::as_str)
 }
 
-/// The paths to each robot that has several.
+/// Writes the paths to each robot that has several.
 fn paths<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let of_paths: [(&str, Show<Path>); 5] = [
         ("coorp_path_alive", |path| {
@@ -292,7 +292,7 @@ fn paths<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     }
 }
 
-/// The states that it gathers.
+/// Writes the states that the robot gathers.
 fn gathered<'n>(page: &mut Page, status: &Status, name: impl Fn(u16) -> &'n str) {
     let of_gathered: [(&str, Show<Gathered>); 5] = [
         ("coorp_gather_lists_total", |of| Some(of.due as f64)),
@@ -328,56 +328,56 @@ fn bulk(page: &mut Page, bulk: &Bulk) {
 
 /// The description of each metric. Those that end in `_total`, `_sum` and `_count` are counters, the others gauges.
 const HELP: &str = "\
-coorp_robot_info: Who this is; always 1.
-coorp_up_seconds: How long it has been up.
-coorp_leads: Whether it leads.
-coorp_leader_info: Who leads, as far as is known; 1 for that robot.
-coorp_robot_alive: The robots that it can hear; 1 for each.
-coorp_permit: Its permit to send bulk; 1 for the state that it is in.
+coorp_robot_info: The robot's identity; always 1.
+coorp_up_seconds: Uptime of the robot.
+coorp_leads: Whether the robot leads.
+coorp_leader_info: The leader, as far as it is known; 1 for that robot.
+coorp_robot_alive: The other robots that can be heard; 1 for each.
+coorp_permit: The permit to send bulk; 1 for its current state.
 coorp_permit_granted: As the leader: 1 for each robot that holds a permit.
-coorp_permit_queue: As the leader: how many robots wait for a permit.
-coorp_window_starts_seconds: Until the window that bulk is kept out of begins; negative once it has.
-coorp_window_length_seconds: How long that window is.
+coorp_permit_queue: As the leader: number of robots that wait for a permit.
+coorp_window_starts_seconds: Time until the next protection window begins; negative once it has begun.
+coorp_window_length_seconds: Length of that window.
 coorp_clock_offset_seconds: The leader's clock minus this robot's.
-coorp_clock_error_seconds: By how much that may be off.
-coorp_alarm: What its operator should look at; 1 for what was noticed in the last minute.
+coorp_clock_error_seconds: Error bound of that offset.
+coorp_alarm: Alarms for the operator; 1 for each that was raised in the last minute.
 coorp_refused_frames_total: Frames that were refused, by reason.
 coorp_refused_strangers_total: Connections that were refused for a certificate.
 coorp_refused_connections_total: Attempts to connect for control or bulk that were refused, by reason.
-coorp_revocation_list: The number of its list of revoked certificates; 0 before the first.
-coorp_revoked_certificates: How many certificates are in that list.
+coorp_revocation_list: Number of the newest list of revoked certificates; 0 before the first.
+coorp_revoked_certificates: Number of certificates in that list.
 coorp_refused_revocation_lists_total: Lists of revoked certificates that the team's authority has not signed.
-coorp_unfinished_handshakes: Attempts to connect that have yet to show a certificate.
+coorp_unfinished_handshakes: Attempts to connect that have not shown a certificate yet.
 coorp_discovery_hints_total: Announcements of robots that were taken up.
-coorp_discovery_attempts_total: Attempts to connect to robots, by how they ended.
-coorp_discovery_refused_total: Messages of the search for robots that were refused, by reason.
+coorp_discovery_attempts_total: Attempts to connect to robots, by outcome.
+coorp_discovery_refused_total: Discovery messages that were refused, by reason.
 coorp_connections: Connections for control or bulk that other robots have opened.
-coorp_control_published_total: Control messages that it has made.
+coorp_control_published_total: Control messages published.
 coorp_control_received_total: Control messages that were newer than all before.
-coorp_control_missed_total: Control messages that never came, or after a newer one.
-coorp_control_copies_total: Copies of control messages that had come already.
-coorp_control_silence_seconds: How long ago the newest came.
-coorp_control_age_seconds_sum: How old messages were when they were taken, added up.
+coorp_control_missed_total: Control messages that never arrived, or only after a newer one.
+coorp_control_copies_total: Copies of control messages that had already arrived.
+coorp_control_silence_seconds: Time since the newest message arrived.
+coorp_control_age_seconds_sum: Sum of the messages' ages when they were taken.
 coorp_control_age_seconds_count: Messages that were taken and whose age was known.
 coorp_control_late_total: Messages among those that were older than the team's reaction bound.
-coorp_path_alive: Whether a path is there; absent while nothing is sent to that robot.
-coorp_path_round_trip_seconds: Its smoothed round trip.
-coorp_path_failures_ratio: The share of what it carries that is lost or late, smoothed.
-coorp_path_control: Whether it carried the newest control message, or a duplicate of it.
-coorp_path_bulk: Whether it carries bulk now.
+coorp_path_alive: Whether the path is alive; absent while nothing is sent to that robot.
+coorp_path_round_trip_seconds: Smoothed round trip of the path.
+coorp_path_failures_ratio: Smoothed share of the path's messages that are lost or late.
+coorp_path_control: Whether the path carried the newest control message, or a duplicate of it.
+coorp_path_bulk: Whether the path carries bulk now.
 coorp_gather_lists_total: Lists on which a fresh state was due.
-coorp_gather_missed_total: Lists among those that had none.
+coorp_gather_missed_total: Lists among those without one.
 coorp_gather_stale_total: States that were old or copies.
-coorp_gather_age_seconds: How old the state on the last list is now.
-coorp_gather_age_error_seconds: By how much that may be off.
-coorp_bulk_waiting: Messages that it has yet to deliver.
-coorp_bulk_sent_bytes_total: Bytes that it has sent, repeated ones included.
-coorp_bulk_received_bytes_total: Bytes that it has received.
-coorp_bulk_delivered_total: Messages that were delivered to it.
-coorp_bulk_in_flight: Datagrams that the kernel has and did not report gone.
+coorp_gather_age_seconds: Current age of the state on the last list.
+coorp_gather_age_error_seconds: Error bound of that age.
+coorp_bulk_waiting: Messages of this robot that are not delivered yet.
+coorp_bulk_sent_bytes_total: Bytes sent, including repeated ones.
+coorp_bulk_received_bytes_total: Bytes received.
+coorp_bulk_delivered_total: Messages delivered to this robot.
+coorp_bulk_in_flight: Datagrams that the kernel has and has not reported as sent.
 coorp_bulk_held: Whether the gate holds bulk now.
-coorp_bulk_holds_total: How often a datagram was held back.
-coorp_bulk_completions_info: How it knows what has left; always 1.
+coorp_bulk_holds_total: Times that a datagram was held back.
+coorp_bulk_completions_info: Source of the knowledge of what has left; always 1.
 ";
 
 /// The text under construction.
@@ -402,7 +402,7 @@ impl Page {
         }
     }
 
-    /// A metric with one number.
+    /// Writes a metric with one number.
     fn number(&mut self, name: &'static str, value: impl Display) {
         self.metric(name).sample(&[], value);
     }

@@ -1,8 +1,8 @@
-//! The robots' addresses, if another source than the team file has them. `coorp emu` puts a team into its own network
-//! and describes it in the variable `COORP_NETWORK`, so that one file works on robots and under the emulator.
+//! The robots' addresses, if they do not come from the team file. `coorp emu` puts a team into its own network and
+//! describes it in the variable `COORP_NETWORK`, so that one file works on robots and under the emulator.
 //!
 //! `base=10.77.0.1@wlan0,10.78.0.1@wlan1 rover=10.77.0.2@wlan0`: each robot's addresses, in the order of its paths,
-//! with the interface that has each.
+//! each with its interface.
 
 use std::env;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ use crate::Error;
 
 const VARIABLE: &str = "COORP_NETWORK";
 
-/// Returns the team with the robots' addresses from the environment, if it has any.
+/// Returns the team with the robots' addresses from the environment, if there are any.
 pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     match env::var(VARIABLE) {
         Ok(network) => place(team, &network),
@@ -24,7 +24,7 @@ pub(crate) fn placed(team: Team) -> Result<Team, Error> {
     }
 }
 
-/// Returns the source of the robots' addresses.
+/// Returns the name of the source of the robots' addresses.
 fn source() -> &'static str {
     if env::var_os(VARIABLE).is_some() {
         VARIABLE
@@ -39,20 +39,20 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
     let (name, source) = (&robot.name, source());
     let here = pnet_datalink::interfaces();
     let mut used = robot.interfaces.iter().take(paths);
-    // The kernel knows some by other names as well.
+    // The kernel knows some interfaces by other names as well.
     let anywhere = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0);
     let is_here = |name: &String| here.iter().any(|one| one.name == *name) || socket(anywhere, Some(name)).is_ok();
     if let Some(missing) = used.find(|name| !is_here(name)) {
         let names: Vec<&str> = here.iter().map(|one| one.name.as_str()).collect();
         return Err(Error::Network(format!(
-            "{source} gives {name} the interface {missing}, and this machine has none of that name, only {}: mend \
+            "{source} gives {name} the interface {missing}, but this machine has only {}: correct \
              `interfaces` of {name}, or plug in the card",
             names.join(", ")
         )));
     }
     for (path, address) in robot.addresses.iter().enumerate().take(paths) {
         let interface = robot.interfaces.get(path);
-        // Only the kernel knows all usable addresses: all of 127.0.0.0/8, those of an interface that is up.
+        // Only the kernel knows all usable addresses, for example all of 127.0.0.0/8.
         let bound = socket(SocketAddr::new(*address, 0), interface);
         let Err(error) = bound else { continue };
         if error.kind() == ErrorKind::AddrNotAvailable {
@@ -64,7 +64,7 @@ pub(crate) fn check_here(robot: &Robot, paths: usize) -> Result<(), Error> {
                 .flat_map(|one| one.ips.iter().map(move |ip| (ip.ip(), &one.name)));
             let addresses: Vec<String> = addresses.map(|(ip, name)| format!("{ip} on {name}")).collect();
             return Err(Error::Network(format!(
-                "{source} gives {name} the address {address}{over}, and this machine does not have it, only {}: mend \
+                "{source} gives {name} the address {address}{over}, but this machine has only {}: correct \
                  `addresses` of {name}, or connect this machine to that network",
                 addresses.join(", ")
             )));
@@ -79,7 +79,7 @@ fn bounded(team: Team) -> Result<Team, Error> {
     match team.robots.iter().find(|robot| paths(robot) > PATHS_MAX) {
         None => Ok(team),
         Some(robot) => Err(Error::Network(format!(
-            "{} gives {} {} interfaces, and a live robot uses {PATHS_MAX} at most: leave some out (under coorp emu, \
+            "{} gives {} {} interfaces, but a live robot uses at most {PATHS_MAX}: leave some out (under coorp emu, \
              [[interface]] tables of the team file)",
             source(),
             robot.name,
@@ -96,11 +96,11 @@ fn place(mut team: Team, network: &str) -> Result<Team, Error> {
             .ok_or_else(|| wrong("is not like rover=10.77.0.2@wlan0"))?;
         let robot = team
             .robot_named(name)
-            .ok_or_else(|| wrong("is about no robot of the team file"))?;
+            .ok_or_else(|| wrong("names no robot of the team file"))?;
         let (mut addresses, mut interfaces) = (Vec::new(), Vec::new());
         for place in places.split(',') {
             let (address, interface) = place.split_once('@').ok_or_else(|| wrong("lacks an interface"))?;
-            let address: IpAddr = address.parse().map_err(|_| wrong("has an address that is none"))?;
+            let address: IpAddr = address.parse().map_err(|_| wrong("has an invalid address"))?;
             addresses.push(address);
             interfaces.push(interface.to_owned());
         }
@@ -145,7 +145,7 @@ mod tests {
             error.to_string().contains("base 5 interfaces, and a live robot uses 4"),
             "{error}"
         );
-        // As a program may have built the team itself.
+        // A program may have built the team itself.
         let mut own = team();
         own.robots[1].interfaces = (0..8).map(|number| format!("wlan{number}")).collect();
         assert!(bounded(own).unwrap_err().to_string().contains("rover 8 interfaces"));
@@ -157,7 +157,7 @@ mod tests {
             ("base", "is not like"),
             ("nobody=10.77.0.1@wlan0", "no robot"),
             ("base=10.77.0.1", "lacks an interface"),
-            ("base=10.77.0@wlan0", "address that is none"),
+            ("base=10.77.0@wlan0", "invalid address"),
         ] {
             let error = place(team(), network).unwrap_err().to_string();
             assert!(error.contains(said) && error.contains(network), "{error}");

@@ -1,4 +1,4 @@
-//! A robot on real sockets, as its users see it: connects the parts, which do not know it.
+//! A robot on real sockets, as its users see it. It connects the parts, which do not know it.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -44,23 +44,23 @@ use crate::{network, state, Error};
 pub struct Options {
     /// The team.
     pub team: Team,
-    /// The name of the robot to be.
+    /// The name of the robot that this process is to be.
     pub robot: String,
     /// The policy to run; the team file's `[policy]` is applied to it.
     pub policy: Policy,
     /// Run without keys: anyone on the network may read, speak for robots and grant permits. Disables bulk.
     pub insecure: bool,
-    /// The folder for received bulk and all else that survives restarts; `None`: below `$XDG_STATE_HOME`,
+    /// The folder for received bulk and everything else that survives restarts. `None`: below `$XDG_STATE_HOME`,
     /// `~/.local/state`, or, without a home, `/var/lib/coorp`.
     pub state: Option<PathBuf>,
 }
 
 /// The warning about missing keys.
 pub const INSECURE: &str =
-    "nothing is encrypted and nobody proves who they are; whoever reaches this network can read, \
-                            speak for any robot and hand out permits";
+    "nothing is encrypted and nobody proves an identity; anyone who reaches this network can read, \
+                            impersonate any robot and grant permits";
 
-/// A robot that takes part in its team until it is dropped: this process is it, or a guest of its agent.
+/// A robot that takes part in its team until it is dropped. This process is the robot, or a guest of its agent.
 #[derive(Debug)]
 pub struct Node(By<Own, Guest>);
 
@@ -76,14 +76,14 @@ struct Own {
 }
 
 impl Node {
-    /// Joins the robot's agent ([`Node::open_agent`]) as a guest, if one runs on this machine; otherwise, this process is the
-    /// robot. Works without any other robot. Like dropping the node, this blocks for a fraction of a second,
-    /// also in async code, under any of tokio's runtimes. If an agent was killed here, it may come back for three seconds.
-    /// An insecure node says so in the log, as `coorp_node::insecure`.
+    /// Joins the robot's agent ([`Node::open_agent`]) as a guest, if one runs on this machine; otherwise, this process
+    /// becomes the robot. Works without any other robot. Like dropping the node, this blocks for a fraction of a
+    /// second, also in async code, under any of tokio's runtimes. If an agent was killed here, waits up to three
+    /// seconds for its return. An insecure node logs a warning with the target `coorp_node::insecure`.
     ///
     /// # Errors
     /// If the policy does not run on real sockets, the team has no such robot, its keys are missing or revoked, this machine
-    /// lacks its interfaces or addresses, its ports are taken, or the robot's agent does not let this program join.
+    /// lacks its interfaces or addresses, its ports are taken, or the robot's agent refuses this program.
     pub fn open(options: Options) -> Result<Node, Error> {
         let state = options.state.as_deref();
         let dead = match Guest::join(&options.team, &options.robot, state, options.insecure)? {
@@ -91,12 +91,12 @@ impl Node {
             Joined::NoAgent(dead) => dead,
         };
         let node = Node::open_here(options)?;
-        // This process is the robot now, so no other one listens there.
+        // This process is the robot now, so no agent listens there.
         dead.iter().for_each(Place::remove);
         Ok(node)
     }
 
-    /// Becomes the robot, and lets programs of this machine join as guests. If they cannot, the log says why.
+    /// Becomes the robot, and admits programs of this machine as guests. If they cannot join, the log says why.
     ///
     /// # Errors
     /// As [`Node::open`].
@@ -117,7 +117,7 @@ impl Node {
         Node::open_on(Arc::new(Linux), options)
     }
 
-    /// Returns the same on any ground.
+    /// Does the same on any ground.
     pub(crate) fn open_on(ground: Arc<dyn Ground>, options: Options) -> Result<Node, Error> {
         let Options {
             team,
@@ -192,7 +192,7 @@ impl Node {
         let lookout = Lookout::start(agent.member.clone(), agent.robot.clone(), state)?;
         let driven = agent.clone();
         let round = move || {
-            // What panicked has been noted by the robot itself.
+            // The robot itself has noted the panic.
             let rest = catch_unwind(AssertUnwindSafe(|| driven.round())).unwrap_or(None);
             if driven.robot.failed().is_some() {
                 driven.fall_silent();
@@ -213,7 +213,7 @@ impl Node {
         })))
     }
 
-    /// This robot's ID in the team.
+    /// Returns this robot's ID in the team.
     pub fn place(&self) -> RobotId {
         match &self.0 {
             By::Robot(own) => own.agent.member.me,
@@ -226,18 +226,19 @@ impl Node {
         matches!(self.0, By::Guest(_))
     }
 
-    /// Returns the robot's parts, if this process is the robot; `what` only the robot itself does.
+    /// Returns the robot's parts, if this process is the robot; `what` names what only the robot itself does.
     fn own(&self, what: &str) -> Result<&Arc<Agent>, Error> {
         match &self.0 {
             By::Robot(own) => Ok(&own.agent),
             By::Guest(_) => Err(Error::Guest(format!(
-                "only the robot's agent itself {what}, and this program is its guest: see the options of coorp up"
+                "only the robot's agent itself {what}, but this program is its guest: see the options of coorp up"
             ))),
         }
     }
 
     /// Begins a bulk message to a robot, or to `leader`: the robot that leads at this moment, or the team file's leader
-    /// if none is known to lead. It stays addressed to that robot, even if it dies and another one leads.
+    /// if none is known to lead. The message stays addressed to that robot, even if the robot dies and another one
+    /// leads.
     ///
     /// # Errors
     /// If there is no such robot, it is this one, or bulk is disabled for lack of keys.
@@ -262,8 +263,8 @@ impl Node {
         }
     }
 
-    /// Receives the bulk messages whose name begins with `prefix`, including those that arrived before. As long as the
-    /// receiver exists, others do not receive them.
+    /// Receives the bulk messages whose names begin with `prefix`, including those that arrived before. While this
+    /// receiver exists, no other one receives them.
     ///
     /// # Errors
     /// If bulk is disabled for lack of keys.
@@ -296,13 +297,13 @@ impl Node {
         }
     }
 
-    /// Protects what this machine's other programs send over the robot's interfaces, until the node is dropped: control goes
-    /// out at once, bulk waits for the permit and the gate. Called again, it changes nothing. Needs root, or `CAP_NET_ADMIN`
-    /// and `CAP_NET_RAW`, and iproute2.
+    /// Protects what this machine's other programs send over the robot's interfaces, until the node is dropped: control
+    /// leaves at once, bulk waits for the permit and the gate. Calling it again changes nothing. Needs root, or
+    /// `CAP_NET_ADMIN` and `CAP_NET_RAW`, and iproute2.
     ///
     /// # Errors
-    /// If the team file names no interface of this robot, one has no IPv4 address, the machine refuses, or this process is a
-    /// guest.
+    /// If the team file names no interface of this robot, an interface has no IPv4 address, the machine refuses, or
+    /// this process is a guest.
     pub fn protect(&self) -> Result<(), Error> {
         let Agent {
             protection,
@@ -345,7 +346,7 @@ impl Node {
     /// time. `topics` says whether all share one topic number or each has its own; over links they cost the same.
     ///
     /// # Errors
-    /// If the topic's name or the period is invalid, or this robot gathers the topic already.
+    /// If the topic's name or the period is invalid, or this robot already gathers the topic.
     pub fn gather(&self, topic: &str, period: Duration, topics: Topics) -> Result<Gather, Error> {
         match &self.0 {
             By::Robot(own) => Gather::new(&own.agent.gatherings, topic, period, topics),
@@ -356,7 +357,7 @@ impl Node {
     /// Shows whether the robot still decides.
     ///
     /// # Errors
-    /// If this process is a guest: whoever runs the agent looks after it.
+    /// If this process is a guest: the agent's own process has to watch its pulse.
     pub fn pulse(&self) -> Result<Pulse, Error> {
         Ok(Pulse(self.own("has a pulse")?.robot.clone()))
     }
@@ -372,7 +373,7 @@ impl Node {
         }
     }
 
-    /// Returns where programs join this process as guests; `None` if they cannot.
+    /// Returns the socket at which programs join this process as guests; `None` if they cannot.
     pub fn joined_at(&self) -> Option<&Path> {
         match &self.0 {
             By::Robot(own) => Some(own.guests.as_ref()?.place().path()),
@@ -388,10 +389,11 @@ impl Node {
         Metrics::serve(self.own("serves metrics")?, port)
     }
 
-    /// Records everything that this robot decides into a new MCAP file. One recording at a time.
+    /// Records everything that this robot decides into a new MCAP file. There is one recording at a time.
     ///
     /// # Errors
-    /// If the file exists already or cannot be created, this robot is being recorded, or this process is a guest.
+    /// If the file already exists or cannot be created, this robot is already being recorded, or this process is a
+    /// guest.
     pub fn record(&self, path: &Path) -> Result<Recording, Error> {
         Recording::begin(self.own("records what it decides")?, path)
     }
@@ -416,7 +418,7 @@ impl Drop for Own {
         if let Some(bulk) = &self.agent.bulk {
             bulk.close();
         }
-        // Permits go back before the others see us leave, so they need not wait for a new leader.
+        // Return permits before the others see us leave, so that nobody has to wait for a new leader.
         self.agent.robot.tell(|robot, now| {
             robot.handle(Input::WantBulk(false), now);
             robot.handle(Input::Resign, now);
@@ -425,7 +427,7 @@ impl Drop for Own {
         if let Some(driver) = self.driver.take() {
             driver.join();
         }
-        // In virtual time, the driver's last round is still to come.
+        // In virtual time, the driver has not done its last round yet.
         if self.agent.robot.failed().is_none() {
             self.agent.round();
         }

@@ -1,18 +1,18 @@
-//! The send queue of a UDP socket: which of its datagrams the card has freed. This works with every driver.
+//! The send queue of a UDP socket: shows which datagrams the card has freed. This works with every driver.
 //!
 //! `ioctl(SIOCOUTQ)` returns the bytes of a socket that the kernel still holds. A frame leaves that count when its
 //! driver frees it: over PCIe once it was on the air, over USB once the dongle has it. Reading needs no privilege and
-//! changes nothing. The count is of memory (`truesize`), not payload. The cost of a send is learnt by reading the count
-//! before and after it. Frames freed in between make it look smaller, so the largest value for sends of one shape
-//! counts. Several datagrams in one call are segmented on their way down, which adds to the count; they have their own
-//! shape.
+//! changes nothing. The count measures memory (`truesize`), not payload. The cost of a send is learnt by reading the
+//! count before and after it. Frames freed in between make the cost look smaller, so the largest value for sends of one
+//! shape is used. Several datagrams in one call are segmented on their way down, which adds to the count, so they have
+//! their own shape.
 //!
-//! What has left is mapped to sends in order. A card that sends to several receivers may use another order. A send then
-//! seems to leave a little early or late, but the amount below is right in any case. Whenever the count is 0,
+//! Freed bytes are attributed to sends in order. A card that sends to several receivers may use another order. A send
+//! then seems to leave a little early or late, but the amount below is always right. Whenever the count is 0,
 //! everything has left, so no error lasts.
 //!
 //! Under `coorp emu`, a TAP frees frames at once. There the emulator reports what its card has freed (`emulated.rs`),
-//! and the same count is derived from that.
+//! and the same count is derived from these reports.
 
 mod departures;
 mod emulated;
@@ -30,20 +30,20 @@ pub(crate) use self::packets::EmulatedPackets;
 
 /// The maximum number of shapes whose cost is remembered. QUIC's datagrams have few lengths.
 const SHAPES_MAX: usize = 512;
-/// The resolution of lengths, bytes: the kernel's memory comes in such steps.
+/// The resolution of lengths, bytes: the kernel allocates memory in such steps.
 const LENGTH_STEP: usize = 64;
 
 /// The shape of a send: the length of a datagram in steps, and the number of datagrams.
 type Shape = (usize, usize);
 
-/// What a socket has handed over, and how much of it the card still holds.
+/// The datagrams that a socket has handed over, and how much of them the card still holds.
 #[derive(Debug)]
 pub(crate) struct OutQueue {
     count: Count,
     costs: BTreeMap<Shape, u64>,
     /// The cost of all sends so far.
     entered: u64,
-    /// How much of that has left.
+    /// The part of this cost that has left.
     left: u64,
 }
 
@@ -56,7 +56,7 @@ enum Count {
         freed: Arc<Freed>,
         sent: u64,
     },
-    /// The socket has been given up.
+    /// The socket has been released.
     Closed,
 }
 
@@ -78,7 +78,7 @@ impl OutQueue {
         })
     }
 
-    /// Returns a queue by the count of what was freed, for a socket that is not the kernel's.
+    /// Returns a queue that uses a count of freed bytes, for a socket that is not the kernel's.
     pub fn by(freed: Arc<Freed>) -> OutQueue {
         OutQueue {
             count: Count::Emulated { freed, sent: 0 },
@@ -112,7 +112,7 @@ impl OutQueue {
         Ok(self.entered)
     }
 
-    /// Returns the mark that everything has reached once all that was sent so far has left.
+    /// Returns the mark that is reached once everything sent so far has left.
     pub fn entered(&self) -> u64 {
         self.entered
     }
@@ -120,7 +120,7 @@ impl OutQueue {
     /// Returns the mark up to which everything has left.
     pub fn left(&mut self) -> u64 {
         if let Count::Emulated { freed, sent } = &mut self.count {
-            // Something that was given up has arrived after all.
+            // More may be freed than was counted, if something that was given up did reach the card.
             *sent = freed.bytes().max(*sent);
         }
         let left = match self.held() {
@@ -131,14 +131,16 @@ impl OutQueue {
         self.left
     }
 
-    /// This many bytes of payload presumably never reached the card. The kernel knows by itself.
+    /// Writes off this many bytes of payload, which presumably never reached the card. The kernel's own count needs no
+    /// correction.
     pub fn give_up(&mut self, bytes: u64) {
         if let Count::Emulated { freed, .. } = &self.count {
             freed.add(bytes);
         }
     }
 
-    /// Gives the socket up, so that its port is free once its owner has done the same. Nothing counts as held any more.
+    /// Releases the socket, so that its port is free once its owner has released it too. From then on, nothing counts
+    /// as held.
     pub fn close(&mut self) {
         self.count = Count::Closed;
     }
@@ -146,17 +148,17 @@ impl OutQueue {
     fn held(&self) -> u64 {
         match &self.count {
             Count::Closed => 0,
-            // It has counted before, so it still does.
+            // The kernel has counted before, so this cannot fail.
             Count::Kernel(socket) => held(socket.as_fd()).unwrap_or(0),
             Count::Emulated { freed, sent } => sent.saturating_sub(freed.bytes()),
         }
     }
 }
 
-/// Returns the bytes of a socket that the kernel holds, not sent yet.
+/// Returns the bytes of a socket that the kernel holds and has not sent yet.
 ///
 /// # Errors
-/// If the kernel does not count, as for sockets of another kind.
+/// If the kernel does not count, for example for sockets of another kind.
 #[allow(unsafe_code)]
 pub fn held(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
@@ -245,7 +247,7 @@ mod tests {
     fn an_empty_queue_mends_every_error() {
         let (mut queue, freed) = by_hand();
         send(&mut queue, 1_000);
-        // More is freed than was sent, and then a send is lost on its way to the card.
+        // First more is freed than was sent, and then a send is lost on its way to the card.
         freed.add(1_500);
         assert_eq!(queue.left(), queue.entered);
         let lost = send(&mut queue, 1_000);

@@ -1,7 +1,7 @@
-//! Which policies a robot on real sockets runs, and what it leaves out of them.
+//! Decides which policies a robot on real sockets runs, and what it leaves out of them.
 //!
-//! Left out: phases that are steered. Programs own their sensors, and this library cannot tell them when to sample. Each
-//! shift would only start the flow's model anew.
+//! Left out: steered phases. Programs own their sensors, and this library cannot tell them when to sample. Each shift
+//! would only restart the flow's model.
 
 use coorp_core::policy::{Access, Policy};
 

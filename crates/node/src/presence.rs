@@ -1,9 +1,9 @@
-//! Which robots are present, over which links, and what each announces. No I/O.
+//! Tracks which robots are present, over which links, and what each announces. No I/O.
 //!
-//! A robot is present while it has a link over which its announcement has arrived. An announcement is the whole of what
-//! a robot subscribes to and gathers: the newest of its start counts, whichever path brought it. An announcement of
-//! another start means that the earlier process has ended, so its links are over too. One that comes late, of a start that
-//! is over, changes nothing, and its link is over. If such announcements go on, two processes run as one robot.
+//! A robot is present while it has a link over which its announcement has arrived. An announcement lists everything
+//! that a robot subscribes to and gathers. The newest of a start counts, whichever path brought it. An announcement of
+//! another start means that the earlier process has ended, and its links with it. A late announcement of an ended start
+//! changes nothing, and its link is over. If these late announcements continue, two processes run as one robot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::wire::Hello;
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     present: BTreeMap<RobotId, Present>,
-    /// Of robots that are gone too: what they said last may still be on its way.
+    /// The starts seen of each robot, also of robots that are gone: their last messages may still be on their way.
     starts: BTreeMap<RobotId, (Starts, Twins)>,
 }
 
@@ -35,19 +35,19 @@ pub(crate) type Gathers = (String, (u32, u32));
 /// What an announcement changes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// The robot was not present.
+    /// Whether the robot was not present before.
     pub appeared: bool,
-    /// The earlier process has ended.
+    /// Whether the earlier process has ended.
     pub restarted: bool,
-    /// An earlier process still runs.
+    /// Whether an earlier process still runs.
     pub has_twin: bool,
-    /// This link was not known.
+    /// Whether this link was unknown before.
     pub new_link: bool,
     /// Links of an earlier start, which are over.
     pub stale: Vec<LinkId>,
-    /// The topics that the robot subscribes to, if they are to be taken over.
+    /// The topics that the robot subscribes to, if the announcement is the newest.
     pub subscribes: Option<BTreeSet<String>>,
-    /// Whether its agent unwraps, if that is to be taken over.
+    /// Whether its agent unwraps, if the announcement is the newest.
     pub unwraps: Option<bool>,
     /// The topics that it no longer gathers.
     pub ungathers: Vec<Gathers>,
@@ -61,7 +61,7 @@ impl Presence {
         self.present.keys().copied()
     }
 
-    /// An announcement arrived.
+    /// Handles an announcement, and returns what it changes.
     pub fn on_hello(&mut self, from: RobotId, link: LinkId, hello: Hello, now: Instant) -> Change {
         let mut change = Change::default();
         let (starts, twins) = self.starts.entry(from).or_default();
@@ -103,7 +103,7 @@ impl Presence {
         change
     }
 
-    /// A link has ended. If it was the robot's last one, the robot is gone: returns what it gathered.
+    /// Handles the end of a link. If it was the robot's last one, the robot is gone: returns what it gathered.
     pub fn on_ended(&mut self, from: RobotId, link: LinkId) -> Option<Vec<Gathers>> {
         let known = self.present.get_mut(&from)?;
         if !known.links.remove(&link) || !known.links.is_empty() {
@@ -169,7 +169,7 @@ mod tests {
         presence.on_hello(ONE, LINKS[0], hello(7, 1, &["plan"], &[("pose", 1)]), AT);
         let newer = presence.on_hello(ONE, LINKS[1], hello(7, 3, &[], &[("pose", 2)]), AT);
         assert_eq!((newer.subscribes, newer.unwraps), (topics(&[]), Some(true)));
-        // Gathered anew, so it is left first.
+        // The topic is gathered again, so the earlier gathering ends first.
         assert_eq!(newer.ungathers, [("pose".to_owned(), (7, 1))]);
         assert_eq!(newer.gathers, [("pose".to_owned(), (7, 2))]);
         let late = presence.on_hello(ONE, LINKS[0], hello(7, 2, &["plan", "map"], &[]), AT);
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(anew.ungathers, [("pose".to_owned(), (7, 1))]);
         assert!(!anew.appeared && anew.restarted);
         assert_eq!(presence.on_ended(ONE, LINKS[0]), None);
-        // What the earlier start said may come late, over any link, even when the later one is gone.
+        // Announcements of the earlier start may come late, over any link, even when the later start is gone.
         let late = Change {
             stale: vec![LINKS[1]],
             ..Change::default()

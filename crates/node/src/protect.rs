@@ -1,22 +1,24 @@
-//! Programs that know nothing of Coorp: what they send to the team's network goes through a TUN of the agent, which takes
-//! it for control, bulk or neither ([`coorp_core::protect`]), and sends it on by a raw socket.
+//! Protects programs that know nothing of Coorp. What they send to the team's network goes through a TUN of the agent,
+//! which classifies it as control, bulk or neither ([`coorp_core::protect`]), and sends it on by a raw socket.
 //!
-//! For each path there is a *lane*: an interface, its TUN (`tun.rs`) with the routes into it (`routes.rs`), two raw sockets
-//! that are bound to the interface, and a thread. Control goes out at once, marked for AC_VO. Bulk waits for the permit and
-//! the gate, exactly as QUIC's does below the library; it is held in order, and nothing of its protocol is touched. The rest
-//! keeps its mark and goes as long as few packets are below, so that a sender of more than the channel carries shows here.
+//! For each path there is a *lane*: an interface, its TUN (`tun.rs`) with the routes into it (`routes.rs`), two raw
+//! sockets that are bound to the interface, and a thread. Control leaves at once, marked for AC_VO. Bulk waits for the
+//! permit and the gate, exactly as QUIC's bulk does below the library; it is held in order, and its protocol is left
+//! alone. Ordinary packets keep their marks, and leave as long as few packets are below. So a sender of more than the
+//! channel carries builds up a queue here.
 //!
-//! With a choice of paths, control goes wrapped over some of them to the other agent, which unwraps it (`wrap.rs`). Whatever else
-//! arrives does not pass: the kernel delivers it as ever. If the thread or the process dies, the TUN goes, and packets
-//! flow as before.
+//! With a choice of paths, control goes wrapped over some of them to the other agent, which unwraps it (`wrap.rs`).
+//! Other arriving packets do not pass through the agent: the kernel delivers them as usual. If the thread or the
+//! process dies, the TUN disappears, and packets flow as before.
 //!
-//! A flow is never reordered here when it begins to go wrapped, or ends. It begins with a message, once what went unwrapped has left
-//! the card. When it is control no longer, all that waits stays here until what went wrapped is with its receiver.
+//! A flow is never reordered here when it begins to go wrapped, or stops. It begins with a message, once the unwrapped
+//! packets have left the card. When the flow is no longer control, everything that waits stays here until the wrapped
+//! packets have arrived.
 //!
-//! TCP's segments may come from the kernel together and go on together, up to 16 at a time (`segments.rs`).
+//! TCP's segments may come from the kernel together and leave together, up to 16 at a time (`segments.rs`).
 //!
-//! Left out: IPv6, multicast and broadcast, which go round the TUN; offload for UDP; back-pressure, since a full TUN drops where a full
-//! card would make a program wait.
+//! Left out: IPv6, multicast and broadcast, which bypass the TUN; offload for UDP; and back-pressure: a full TUN drops
+//! packets, whereas a full card would make a program wait.
 
 mod card;
 mod fragments;
@@ -59,34 +61,34 @@ use crate::tasks::caught;
 use crate::zenoh::{self, Router};
 use crate::Error;
 
-/// The most packets taken from a TUN, or sent of one class, before others get their turn.
+/// The maximum number of packets taken from a TUN, or sent of one class, before others get their turn.
 const TOGETHER: usize = 64;
-/// The most bytes taken, give or take a packet.
+/// The maximum number of bytes taken, give or take a packet.
 const TOGETHER_BYTES: usize = 256 << 10;
-/// The longest IP packet, and the kernel's header.
+/// The length of the longest IP packet with the kernel's header.
 const READ_BYTES_MAX: usize = 65_535 + Offer::BYTES;
-/// For how long a permit is kept without bulk: senders that wait for acknowledgements have a queue that runs empty. Some
-/// longer than it takes to hand a permit over, so that neither waiting nor giving back too early costs much.
+/// Time for which a permit is kept without bulk: the queue of senders that wait for acknowledgements runs empty. This
+/// is somewhat longer than handing over a permit takes, so that neither waiting nor an early return costs much.
 const LINGER: Duration = Duration::from_millis(8);
-/// How often the flows are shown anew, and the interface is looked at.
+/// The interval at which the flows are published for the status, and the interface is checked.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
-/// The most flows that are shown.
+/// The maximum number of flows in the status.
 const SHOWN_MAX: usize = 64;
-/// How long after a flow's last wrapped packet its next one may go unwrapped: longer than the former may take and wait at its
-/// receiver.
+/// Time after a flow's last wrapped packet until the next may go unwrapped: longer than the wrapped one may travel and
+/// wait at its receiver.
 const UNWRAPPED_AFTER: Duration = Duration::from_nanos(2 * paths::WAIT_MAX.as_nanos());
-/// How long a thread waits if nothing happens.
+/// Maximum wait of a thread if nothing happens.
 const REST: Duration = Duration::from_millis(200);
 
-/// The work of a lane's thread, as it is named after a panic.
+/// The name of a lane's thread, for the message after a panic.
 const CARRIES: &str = "the thread that carries programs' packets";
 
-/// Returns the name of the interface into which programs' packets go that a path carries.
+/// Returns the name of the TUN for the programs' packets of a path.
 pub fn protect_interface(path: usize) -> String {
     format!("coorp{path}")
 }
 
-/// What protects this machine's programs, until dropped.
+/// The protection of this machine's programs, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Protection {
     robot: Arc<SharedRobot>,
@@ -96,23 +98,23 @@ pub(crate) struct Protection {
     router: Option<Router>,
 }
 
-/// A lane, as others see it.
+/// The part of a lane that other threads use.
 #[derive(Debug)]
 struct Outside {
     wakes: OwnedFd,
-    /// The flows, as of late.
+    /// The flows, as of the last publication.
     flows: Mutex<Vec<Status>>,
 }
 
 impl Outside {
     fn wake(&self) {
-        // It fails only if it is full, and then the thread is about to wake up.
+        // This fails only if the counter is full, and then the thread is about to wake up.
         let _ = rustix::io::write(&self.wakes, &1u64.to_ne_bytes());
     }
 }
 
 impl Protection {
-    /// Begins. Needs root, or `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    /// Starts the protection. Needs root, or `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     pub fn start(
         member: &Arc<Member>,
         robot: &Arc<SharedRobot>,
@@ -131,7 +133,7 @@ impl Protection {
             wrapper: wrapper.clone(),
             stop: Arc::default(),
             lanes: Vec::new(),
-            // First, so that whoever sees the interface finds the router.
+            // This goes first, so that a program that sees the interface finds the router.
             router: Router::start(member, wrapper.addresses())?,
         };
         for (path, interface) in interfaces.iter().enumerate().take(member.paths) {
@@ -144,7 +146,7 @@ impl Protection {
             });
             let with = (member, robot, control, wrapper);
             let lane = Lane::open(with, path, &outlet, outside.clone())?;
-            tracing::info!("protects what programs send to {} over {interface}", outlet.network);
+            tracing::info!("protecting what programs send to {} over {interface}", outlet.network);
             let (stop, panicked) = (protection.stop.clone(), robot.clone());
             let carry = move || {
                 real_time();
@@ -154,7 +156,7 @@ impl Protection {
                         if let Err(error) = lane.round() {
                             let name = protect_interface(lane.path);
                             tracing::error!(
-                                "programs are not protected any more: {name} is gone ({error}); start anew"
+                                "programs are no longer protected: {name} is gone ({error}); restart the agent"
                             );
                             return;
                         }
@@ -170,19 +172,20 @@ impl Protection {
                 .spawn(carry);
             protection.lanes.push((outside, thread.map_err(Error::Thread)?));
         }
-        // What an earlier start has left of paths that there are no more. Another agent would have been found by now.
+        // Remove what an earlier start has left for paths that no longer exist. Another agent would have been found by
+        // now.
         routes::forget_from(protection.lanes.len());
         robot.tell(|robot, now| robot.handle(Input::Protects(true), now));
         wrapper.set_unwraps(true);
         Ok(protection)
     }
 
-    /// Bulk may be allowed to go now, or no longer.
+    /// Wakes the lanes, because bulk may have been allowed or stopped.
     pub fn wake(&self) {
         self.lanes.iter().for_each(|(outside, _)| outside.wake());
     }
 
-    /// Returns what programs send.
+    /// Returns the flows that programs send.
     pub fn flows(&self) -> Vec<Status> {
         let lanes = self.lanes.iter();
         lanes.flat_map(|(outside, _)| lock(&outside.flows).clone()).collect()
@@ -191,34 +194,34 @@ impl Protection {
 
 impl Drop for Protection {
     fn drop(&mut self) {
-        // Its last words still go by the lanes.
+        // The router's last messages still go through the lanes.
         self.router = None;
         if self.wrapper.set_unwraps(false) {
-            // What others have wrapped already still arrives.
+            // Packets that others have already wrapped still arrive.
             std::thread::sleep(std::time::Duration::from_nanos(UNWRAPPED_AFTER.as_nanos()));
         }
         self.stop.store(true, Ordering::Release);
         self.wake();
         for (_, thread) in self.lanes.drain(..) {
-            // A panic has been reported.
+            // A panic has already been reported.
             let _ = thread.join();
         }
         self.robot.tell(|robot, now| robot.handle(Input::Protects(false), now));
     }
 }
 
-/// What becomes of bulk that was not sent.
+/// The state of bulk that was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// There is none.
+    /// There is no more.
     None,
     /// The gate or a permit holds it.
     Held,
-    /// It may go on.
+    /// It may be sent.
     More,
 }
 
-/// How the last packet of a control flow went.
+/// The way that the last packet of a control flow took.
 #[derive(Clone, Copy, Debug)]
 enum Went {
     Nowhere,
@@ -226,7 +229,7 @@ enum Went {
     Wrapped(Instant),
 }
 
-/// The way over one path.
+/// The way over one path: see the module.
 struct Lane {
     path: usize,
     robot: Arc<SharedRobot>,
@@ -235,7 +238,7 @@ struct Lane {
     wrapper: Option<Arc<Wrapper>>,
     protect: Protect<Packet>,
     outlet: Outlet,
-    /// `None` while the interface cannot be used. Dropped before the TUN, so that packets go round it.
+    /// `None` while the interface cannot be used. Dropped before the TUN, so that packets bypass it.
     routes: Option<Routes>,
     tun: Tun,
     card: Card,
@@ -243,12 +246,12 @@ struct Lane {
     /// Room for one packet.
     buffer: Box<[u8]>,
     outside: Arc<Outside>,
-    /// While bulk waits, and a little longer.
+    /// Held while bulk waits, and a little longer.
     wish: Option<Wish>,
     bulk_until: Instant,
-    /// By number, the flows that are control, as the robot knows them.
+    /// The flows that are control, as the robot knows them, by number.
     control: BTreeMap<u32, (FlowId, Went)>,
-    /// Until then, ordinary packets and bulk wait.
+    /// The time until which ordinary packets and bulk wait.
     still_until: Instant,
     show_at: Instant,
 }
@@ -298,7 +301,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Has TCP's segments come together if they can go together.
+    /// Requests TCP's segments together from the kernel, if they can be sent together.
     fn offer_segments(&self) {
         let takes = self.card.takes_segments();
         if let Err(error) = self.tun.take_segments(takes) {
@@ -306,7 +309,7 @@ impl Lane {
         }
     }
 
-    /// Lets what other agents have wrapped for this path's address in.
+    /// Admits packets that other agents have wrapped for this path's address.
     fn let_in(&self) -> io::Result<()> {
         if let Some(wrapper) = &self.wrapper {
             let inlet = Inlet {
@@ -319,7 +322,7 @@ impl Lane {
         Ok(())
     }
 
-    /// One round: takes what programs have sent, sends what may go, and waits for more.
+    /// Runs one round: takes what programs have sent, sends what may be sent, and waits for more.
     fn round(&mut self) -> io::Result<()> {
         self.learn();
         let more = self.take()?;
@@ -339,7 +342,7 @@ impl Lane {
             self.show(now);
             self.follow_outlet();
         }
-        // What a fast card has sent already needs no later look, and makes room.
+        // Learning now what a fast card has already sent saves a later check, and makes room.
         let waits = bulk == Rest::Held || self.protect.has(Class::Ordinary);
         let made_room = self.learn() && waits;
         if more || made_room || bulk == Rest::More {
@@ -359,7 +362,7 @@ impl Lane {
         self.wait(look.min(due).min(linger))
     }
 
-    /// Sends all that waits: from now on, packets go round the TUN.
+    /// Sends everything that waits: from now on, packets bypass the TUN.
     fn end(&mut self) {
         self.routes = None;
         for _ in 0..routes::QUEUE_PACKETS / TOGETHER {
@@ -376,7 +379,7 @@ impl Lane {
         }
     }
 
-    /// Follows an interface that comes, goes, or has another address or MTU.
+    /// Follows an interface that appears, disappears, or changes its address or MTU.
     fn follow_outlet(&mut self) {
         let interface = self.outlet.interface.clone();
         match Outlet::of(&interface) {
@@ -392,7 +395,7 @@ impl Lane {
                 });
                 match opened {
                     Ok(routes) => {
-                        tracing::info!("protects what programs send to {} over {interface}", found.network);
+                        tracing::info!("protecting what programs send to {} over {interface}", found.network);
                         self.routes = Some(routes);
                     }
                     Err(error) if found != self.outlet => tracing::warn!("programs are not protected: {error}"),
@@ -414,7 +417,7 @@ impl Lane {
         }
     }
 
-    /// Waits for packets, for a wake-up, or for a while.
+    /// Waits for packets, for a wake-up, or for at most `most`.
     fn wait(&self, most: Duration) -> io::Result<()> {
         let timeout = Timespec {
             tv_sec: (most.as_nanos() / 1_000_000_000) as i64,
@@ -432,7 +435,7 @@ impl Lane {
             return Err(io::ErrorKind::NotConnected.into());
         }
         if !both[1].revents().is_empty() {
-            // It may have been read already.
+            // The counter may already have been read.
             let _ = rustix::io::read(self.outside.wakes.as_fd(), &mut [0; 8]);
         }
         Ok(())
@@ -483,7 +486,7 @@ impl Lane {
                 Err(error) => return Err(error),
             };
             bytes += packet.len();
-            // The kernel gives no others; IPv6 that a program forced into the TUN.
+            // Other packets can only be IPv6 that a program forced into the TUN.
             let Some(mut head) = packet::head(packet) else { continue };
             if let Some(segment) = offer.segment() {
                 match Segments::of((&*packet).into(), segment) {
@@ -492,7 +495,7 @@ impl Lane {
                         continue;
                     }
                     Some(segments) if !packet::is_uncuttable(packet) => {
-                        // The kernel does not learn that they are too long: they go in fragments.
+                        // The kernel does not learn that the segments are too long: they leave as fragments.
                         for mut one in Packet::Segments(segments).one_by_one() {
                             self.card.name(&mut one);
                             if let Some(head) = packet::head(&one) {
@@ -506,10 +509,10 @@ impl Lane {
                         continue;
                     }
                     None if packet.len() > self.outlet.mtu => {
-                        tracing::debug!("a packet of {} bytes is lost: it is none of TCP's", packet.len());
+                        tracing::debug!("a packet of {} bytes is lost: it is not a TCP packet", packet.len());
                         continue;
                     }
-                    // It was cut already.
+                    // It was already cut.
                     None => {}
                 }
             }
@@ -517,11 +520,11 @@ impl Lane {
             let read = packet.len();
             if read > self.outlet.mtu {
                 if packet::is_uncuttable(packet) {
-                    // If it cannot be told, it is lost, as it would be beyond a router that tells nothing.
+                    // If this fails, the packet is lost, as behind a router that reports nothing.
                     let _ = self.tun.write(&packet::too_long(packet, self.outlet.mtu));
                     continue;
                 }
-                // One for all fragments.
+                // One name for all fragments.
                 self.card.name(packet);
             }
             let packet = &*packet;
@@ -562,8 +565,7 @@ impl Lane {
         }
     }
 
-    /// Returns the next packet of a class that waits, or the next fragment of one, or the next segments, so many at
-    /// most.
+    /// Returns the next waiting packet of a class, or its next fragment, or its next segments, at most `most` of them.
     fn next(&mut self, class: Class, most: usize, now: Instant) -> Option<Packet> {
         let (mtu, card) = (self.outlet.mtu, &mut self.card);
         let cut = |packet: &mut Packet, lost: bool| match lost {
@@ -574,9 +576,10 @@ impl Lane {
         Some(packet.rest())
     }
 
-    /// Sends a control packet, perhaps the first one of a message. The robot is told after that, as it takes a while to think.
+    /// Sends a control packet, perhaps the first one of a message. Tells the robot only afterwards, because it takes a
+    /// while to decide.
     fn send_control(&mut self, packet: Box<[u8]>, number: u32, begins: bool) {
-        // A flow that has just become control is not known to the robot yet.
+        // The robot may not know a flow that has just become control.
         self.follow_changes();
         let known = self.control.get(&number).map(|(flow, _)| *flow).filter(|_| begins);
         if let Some(targets) = self.wrap(&packet, number, begins) {
@@ -605,7 +608,7 @@ impl Lane {
         }
     }
 
-    /// Sends a control packet wrapped, if its receiver unwraps it and its flow is in order then.
+    /// Sends a control packet wrapped, if its receiver unwraps it and its flow stays in order.
     fn wrap(&mut self, packet: &[u8], number: u32, begins: bool) -> Option<Vec<Target>> {
         let wrapper = self.wrapper.as_ref()?;
         let (_, went) = self.control.get_mut(&number)?;
@@ -624,7 +627,7 @@ impl Lane {
         wrapped
     }
 
-    /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could go.
+    /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could be sent.
     fn send_ordinary(&mut self) -> bool {
         if self.protect.has_acknowledgements() {
             let may = self.robot.tell(|robot, now| robot.may(Input::MayAcknowledge, now));
@@ -645,7 +648,7 @@ impl Lane {
         self.protect.has(Class::Ordinary)
     }
 
-    /// Sends bulk for as long as it may go. Returns what becomes of the rest.
+    /// Sends bulk for as long as it may be sent. Returns the state of the rest.
     fn send_bulk(&mut self) -> Rest {
         let now = self.robot.now();
         if !self.protect.has(Class::Bulk) {
@@ -677,7 +680,7 @@ impl Lane {
         Rest::More
     }
 
-    /// Sends packets of a class that waits, as many as there is room for. Returns whether there were any.
+    /// Sends as many waiting packets of a class as there is room for. Returns whether there were any.
     fn send_some(&mut self, class: Class, room: usize, now: Instant) -> bool {
         let (mut some, mut left) = (Vec::with_capacity(TOGETHER_MAX), room.min(TOGETHER_MAX));
         while left > 0 {
@@ -707,7 +710,7 @@ impl Lane {
         }) = self.protect.poll()
         {
             if reason == Reason::Own {
-                // Of a robot that is off, there is another one every few seconds.
+                // While another robot is off, this agent opens a new connection every few seconds.
                 tracing::debug!("{flow} is {class}: {reason}");
             } else {
                 tracing::info!("{flow} is {class}: {reason}");

@@ -1,4 +1,4 @@
-//! Whether a robot still decides, for whoever restarts it if it does not.
+//! Shows whether a robot still decides, so that a supervisor can restart it otherwise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ pub struct Pulse(pub(crate) Arc<SharedRobot>);
 
 impl Pulse {
     /// Waits until the robot has failed: something panicked while it decided. Returns the reason, or `None` after
-    /// `timeout`. Such a robot sends nothing any more, and only a new process helps.
+    /// `timeout`. A failed robot no longer sends anything; only a new process helps.
     pub fn failed_within(&self, timeout: Duration) -> Option<String> {
         self.0.failed_within(timeout)
     }
 
-    /// Returns how often the deciding thread has come round: at least once in [`Pulse::ROUND_MAX`], unless it hangs.
+    /// Returns the number of rounds of the deciding thread: at least one in [`Pulse::ROUND_MAX`], unless it hangs.
     pub fn rounds(&self) -> u64 {
         self.0.rounds()
     }
 
-    /// The longest that a round lasts on a machine that is not overloaded.
+    /// Maximum duration of a round on a machine that is not overloaded.
     pub const ROUND_MAX: Duration = Duration::from_millis(500);
 }

@@ -1,4 +1,5 @@
-//! What this robot's QUIC endpoints share: the peer's identity by the team's keys, and the length of datagrams.
+//! Parts that all QUIC endpoints of this robot share: the peer's identity by the team's keys, and the length of
+//! datagrams.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,24 +26,23 @@ use crate::Error;
 
 mod anybody;
 
-/// The maximum number of datagrams per call to the kernel, and their maximum length: the kernel accepts this many of
-/// them.
+/// The maximum number of datagrams per call to the kernel: it accepts this many of the longest ones.
 pub(crate) const TOGETHER_MAX: usize = 8;
 const DATAGRAM_BYTES_MAX: u16 = 8_152;
-/// The receive buffer of a socket, for datagrams that no thread has taken yet, bytes.
+/// The size of a socket's receive buffer, for datagrams that no thread has taken yet, bytes.
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// Interfaces with at most this MTU keep the usual bound, which leaves room for tunnels on the way.
+/// Interfaces with at most this MTU keep QUIC's usual bound, which leaves room for tunnels on the way.
 pub(crate) const ETHERNET_BYTES: u16 = 1_500;
 const DATAGRAM_BYTES_USUAL: u16 = 1_452;
-/// The headers of an IPv6 packet with a datagram, the longer ones.
+/// The length of the headers of an IPv6 packet with a datagram, which are longer than IPv4's.
 const HEADERS_BYTES: u16 = 48;
-/// How many attempts of an endpoint wait until the door decides about them, which takes microseconds, and how many bytes
-/// that follow their first packet are kept meanwhile, of one and of all.
+/// The maximum number of an endpoint's attempts that wait for the door's decision, which takes microseconds; and the
+/// maximum number of bytes after the first packet that are kept meanwhile, of one attempt and of all.
 const INCOMING_MAX: usize = 256;
 const INCOMING_BYTES_MAX: u64 = 16 << 10;
 const INCOMING_BYTES_ALL_MAX: u64 = 1 << 20;
-/// QUIC's codes (RFC 9001, 4.8) of TLS's alerts about certificates (RFC 8446, 6.2): bad, unsupported, revoked, expired,
-/// unknown, of an unknown authority, denied, not its owner's, missing.
+/// QUIC's codes (RFC 9001, section 4.8) of TLS's alerts about certificates (RFC 8446, section 6.2): bad, unsupported,
+/// revoked, expired, unknown, of an unknown authority, denied, not its owner's, missing.
 const CERTIFICATE_ALERTS: [u64; 9] = [0x12a, 0x12b, 0x12c, 0x12d, 0x12e, 0x130, 0x131, 0x133, 0x174];
 
 /// A robot's proof of identity, and the peers that it admits.
@@ -56,7 +56,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Returns a robot's keys of its team.
+    /// Loads a robot's keys of its team.
     pub fn of(identity: &Identity) -> Result<Credentials, Error> {
         let unusable = |path: &Path, error: String| Error::Keys(format!("cannot use {}: {error}", path.display()));
         let certificates = |path: &Path| {
@@ -80,7 +80,7 @@ impl Credentials {
         })
     }
 
-    /// Returns the claimed name of a robot without keys; every claim is accepted.
+    /// Returns the credentials of a robot without keys, which only claims a name; every claim is accepted.
     pub fn of_anybody(name: &str) -> Result<Credentials, Error> {
         let (certificate, key) = keys::unsigned(name)?;
         Ok(Credentials {
@@ -106,7 +106,7 @@ impl Credentials {
     pub fn endpoint(&self, ground: &dyn Ground, socket: &dyn Bound) -> quinn::EndpointConfig {
         let mut config = crate::resets::endpoint(self.key.secret_der());
         config.rng_seed(ground.quic_seed());
-        // In a small buffer, a few long datagrams are too much at once, so then others are not told to send them.
+        // In a small buffer, a few long datagrams at once are too many, so do not let others send them.
         if socket.is_roomy() {
             if let Err(error) = config.max_udp_payload_size(DATAGRAM_BYTES_MAX) {
                 tracing::warn!("datagrams stay short: {error}");
@@ -133,8 +133,8 @@ impl Credentials {
         config.alpn_protocols = vec![protocol.to_vec()];
         let config = QuicServerConfig::try_from(config).map_err(unusable)?;
         let mut config = quinn::ServerConfig::with_crypto(Arc::new(config));
-        // A connection stays at the addresses where it began, which its path and its share are counted by. quinn would
-        // also count what comes with its number from elsewhere towards what may go to an address without proof.
+        // A connection stays at the addresses at which it began, which determine its path and its share. quinn would
+        // also count packets with its ID from other addresses towards what may be sent to an unproved address.
         config
             .migration(false)
             .max_incoming(INCOMING_MAX)
@@ -208,7 +208,7 @@ fn certificate_of(connection: &Connection) -> Option<CertificateDer<'static>> {
     chain.ok()?.into_iter().next()
 }
 
-/// Why a connection was not established.
+/// The reason why a connection was not established.
 #[derive(Debug)]
 pub(crate) struct Missed {
     pub outcome: Outcome,
@@ -255,7 +255,7 @@ pub(crate) async fn connect(
     if other == Ok(to) {
         return Ok(connection);
     }
-    connection.close(1u8.into(), b"another robot");
+    connection.close(1u8.into(), b"another robot was expected");
     let (outcome, whose) = match other {
         Ok(robot) => (Outcome::Connected(robot), "another robot"),
         Err(Reason::Revoked) => (Outcome::Misfit, "a robot with a revoked certificate"),
@@ -274,8 +274,8 @@ pub(crate) fn is_over_certificates(error: &ConnectionError) -> bool {
     CERTIFICATE_ALERTS.contains(&code)
 }
 
-/// Returns the maximum length of datagrams over an interface with this MTU, which is more than usual on loopback and
-/// with jumbo frames. QUIC probes what lies beyond the interface.
+/// Returns the maximum length of datagrams over an interface with this MTU, which is longer than usual on loopback and
+/// with jumbo frames. QUIC probes the path beyond the interface.
 pub(crate) fn lengths(mtu: Option<u16>) -> MtuDiscoveryConfig {
     let mut lengths = MtuDiscoveryConfig::default();
     if let Some(mtu) = mtu {

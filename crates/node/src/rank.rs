@@ -1,4 +1,4 @@
-//! Which threads get a core first on a busy host: those that carry control. They work for microseconds at a time, and
+//! Lets threads that carry control get a core first on a busy host. They work for microseconds at a time, while
 //! perception or bulk may keep every core busy for milliseconds.
 //!
 //! Left out: bulk's threads, which share the robot's lock with control: while

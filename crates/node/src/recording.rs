@@ -1,9 +1,10 @@
-//! Everything that a robot decides, as MCAP: permits, the leader, windows, gates, paths, and its status once a second.
+//! Records everything that a robot decides, as MCAP: permits, the leader, windows, gates, paths, and its status once a
+//! second.
 //!
 //! Each kind is a channel of JSON with its JSON schema, so that Foxglove, the `mcap` libraries and a text editor can
 //! read it. A thread takes the robot's journal and writes; the robot never waits for the disk. Every two seconds a
-//! chunk is finished and given to the kernel, so that a killed process leaves everything up to then. A disk that has no
-//! more than its reserve (`disk.rs`) ends the recording with a log message, and the robot continues.
+//! chunk is finished and given to the kernel, so that a killed process leaves everything up to then. If a disk has no
+//! more than its reserve free (`disk.rs`), the recording ends with a log message, and the robot continues.
 //!
 //! Left out: message contents, which a program can record itself; compression, because the data is a few kilobytes per
 //! second. MCAP's index is kept in memory until the end: some 5 MB per day.
@@ -71,7 +72,7 @@ impl Recording {
             }
             if let Err(error) = outcome.and_then(|()| recorder.finish()) {
                 let text = format!("the recording {} ends here: {}", shown.display(), plain(&error));
-                tracing::error!("{text}; the robot goes on");
+                tracing::error!("{text}; the robot continues");
                 *lock(&report) = Some(text);
             }
         });
@@ -88,12 +89,12 @@ impl Recording {
         &self.path
     }
 
-    /// Returns why it has ended by itself, if it has.
+    /// Returns why the recording has ended early, if it has.
     pub fn failed(&self) -> Option<String> {
         lock(&self.failed).clone()
     }
 
-    /// Ends it, with its index.
+    /// Ends the recording, and writes its index.
     ///
     /// # Errors
     /// If not everything could be written.
@@ -116,7 +117,7 @@ impl Drop for Recording {
     }
 }
 
-/// Returns the cause of an error, without the library's words around it.
+/// Returns the cause of an error, without the library's own text.
 fn plain(error: &McapError) -> String {
     match error {
         McapError::Io(error) => error.to_string(),
@@ -154,7 +155,7 @@ impl Kind {
         );
         let (about, properties) = match self {
             Kind::Permits => (
-                "What is said about permits, as this robot says or hears it, and since when it may send bulk",
+                "Messages about permits that this robot sends or receives, and when it may send bulk",
                 json!({
                     "event": {"enum": ["request", "grant", "renew", "release", "refuse", "permitted", "not-permitted"]},
                     "from": text, "to": text, "leader": text, "round": number, "token": number, "request": number,
@@ -162,14 +163,14 @@ impl Kind {
                 }),
             ),
             Kind::Leader => (
-                "Who leads, as this robot decides or learns it",
+                "The leader, as this robot decides or learns it",
                 json!({
                     "event": {"enum": ["leads", "follows", "deposed"]},
                     "leader": text, "round": number, "incarnation": number,
                 }),
             ),
             Kind::Window => (
-                "The window that bulk is kept out of, from the message's time; without both there is none",
+                "The window that bulk is kept out of, after the message's time; without both fields there is none",
                 json!({"starts_in_us": number, "length_us": number}),
             ),
             Kind::Gate => (
@@ -180,7 +181,7 @@ impl Kind {
                 }),
             ),
             Kind::Paths => (
-                "What a path to another robot is and carries from now on, where there is a choice of paths",
+                "The state of a path to another robot, and what it carries from now on, if there is a choice of paths",
                 json!({
                     "to": text, "path": text, "state": {"enum": ["Resting", "Alive", "Dead"]},
                     "carries": {"enum": ["Nothing", "Original", "Duplicate"]}, "bulk": truth,
@@ -188,7 +189,7 @@ impl Kind {
                 }),
             ),
             Kind::Status => (
-                "The robot as `coorp watch` shows it; `lost_decisions` came too fast to be recorded",
+                "The robot's status, as in `coorp watch`; `lost_decisions` were too fast to be recorded",
                 json!({"robot": text, "leads": truth, "permit": text, "lost_decisions": number}),
             ),
         };
@@ -198,12 +199,12 @@ impl Kind {
 
 struct Recorder {
     agent: Weak<Agent>,
-    /// To ask about its disk.
+    /// The file, to query the space on its disk.
     file: File,
     writer: Writer<NoSeek<BufWriter<File>>>,
     channels: Vec<u16>,
     sequences: Vec<u32>,
-    /// The robot's clock and Unix time at the beginning: setting the clock meanwhile does not disrupt the recording.
+    /// The robot's clock and Unix time at the beginning, so that setting the clock does not disrupt the recording.
     began: (Instant, u64),
     lost: u64,
     /// The paths to robots with several, as last recorded.
@@ -273,7 +274,7 @@ impl Recorder {
             if last {
                 return Ok(());
             }
-            // Decisions until the stop belong to it, so it reads the journal once more.
+            // The recording includes decisions until the stop, so read the journal once more.
             last = ended.recv_timeout(TAKE_EVERY) != Err(RecvTimeoutError::Timeout);
         }
         Ok(())
@@ -291,7 +292,7 @@ impl Recorder {
         self.write(Kind::Status, at, &status)
     }
 
-    /// Returns the paths whose state has changed since the last time.
+    /// Records the paths whose state has changed since the last time.
     fn paths(&mut self, agent: &Agent) -> Result<(), McapError> {
         let (now, paths) = agent.robot.ask(|robot, now| (now, robot.paths(now)));
         let paths: Vec<_> = paths.into_iter().map(status::Path::from).collect();
@@ -329,7 +330,7 @@ impl Recorder {
     }
 }
 
-/// Opens a new file, or something writable that is no file, such as a pipe.
+/// Opens a new file, or something writable that is not a file, such as a pipe.
 fn open(path: &Path) -> Result<File, Error> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(file) => Ok(file),

@@ -24,9 +24,9 @@ impl RefusedCounts {
     pub fn count(&self, what: &str, refusal: Refusal) {
         let mut counts = lock(&self.0);
         let (counter, why) = match refusal {
-            Refusal::Oversized => (&mut counts.oversized, "it is too long".to_owned()),
-            Refusal::Version(version) => (&mut counts.version, format!("it is of version {version}")),
-            Refusal::Malformed => (&mut counts.malformed, "it is garbled".to_owned()),
+            Refusal::Oversized => (&mut counts.oversized, "it is oversized".to_owned()),
+            Refusal::Version(version) => (&mut counts.version, format!("it has version {version}")),
+            Refusal::Malformed => (&mut counts.malformed, "it is malformed".to_owned()),
         };
         *counter += 1;
         tracing::debug!("refused {what}: {why}");
@@ -34,7 +34,7 @@ impl RefusedCounts {
 
     pub fn count_stale_grant(&self) {
         lock(&self.0).stale_grants += 1;
-        tracing::debug!("refused a grant that was not asked for");
+        tracing::debug!("refused a grant that was not requested");
     }
 
     /// Counts a rejected peer; `address` is its origin.
@@ -43,7 +43,8 @@ impl RefusedCounts {
         tracing::debug!("refused a stranger at {address}");
     }
 
-    /// A connection to this robot was not established, perhaps because of a certificate; `what` names its purpose.
+    /// Handles a connection to this robot that was not established, perhaps because of a certificate; `what` names its
+    /// purpose.
     pub fn on_not_connected(&self, what: &str, address: SocketAddr, error: Option<&ConnectionError>) {
         let Some(error) = error else {
             return tracing::debug!("a connection for {what} from {address} was not established in time");

@@ -1,9 +1,9 @@
-//! How a restarted robot tells others that connections of its earlier start are over: QUIC's stateless resets (RFC
-//! 9000, 10.3). Without them, the others wait until a connection falls idle, for seconds.
+//! Stateless resets of QUIC (RFC 9000, section 10.3), by which a restarted robot tells others that connections of its
+//! earlier start are over. Without them, the others wait until a connection falls idle, for seconds.
 //!
 //! A reset is accepted because of the token that came with a connection's ID, and the token is derived from that ID
-//! with a key. So the key is derived from the robot's private key, which survives its restarts, and the next start
-//! recognises the IDs as its own.
+//! with a key. This key is derived from the robot's private key, which survives restarts. So the next start can compute
+//! the tokens, and recognises the IDs as its own.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use quinn::crypto::{CryptoError, HmacKey};
 use quinn::EndpointConfig;
 use quinn_proto::HashedConnectionIdGenerator;
 
-/// The configuration of an endpoint whose later starts end its connections. `secret` is shared by the starts.
+/// Returns the configuration of an endpoint whose later starts end its connections. All starts share `secret`.
 pub(crate) fn endpoint(secret: &[u8]) -> EndpointConfig {
     let key = ResetKey(blake3::derive_key("coorp/1 stateless resets", secret));
     let [a, b, c, d, e, f, g, h, ..] = blake3::derive_key("coorp/1 connection ids", secret);

@@ -1,11 +1,11 @@
-//! Which certificates are revoked: the newest list of the team's authority that this robot has.
+//! Knows which certificates are revoked, from the newest list of the team's authority that this robot has.
 //!
-//! A list is an X.509 CRL (RFC 5280) that the authority signs (`keys/revoke.rs`). Its number says which of two is newer; no
-//! clock does. It contains the serial numbers of robots' and operators' certificates.
+//! A list is an X.509 CRL (RFC 5280) that the authority signs (`keys/revoke.rs`). Its number, and not a clock, says
+//! which of two is newer. It contains the serial numbers of robots' and operators' certificates.
 //!
-//! Nothing is kept of a list before its signature is verified. The robot keeps the newest in its state folder, and reads
-//! that one and the one beside its keys at its start. A file that is damaged is an error, because a robot that ignores
-//! it would let in who was locked out.
+//! Nothing is kept of a list before its signature is verified. The robot keeps the newest list in its state folder. At
+//! its start it reads that list and the one beside its keys. A damaged file is an error, because a robot that ignores
+//! it would admit revoked certificates.
 //!
 //! Connections are checked after their handshake, not in it: TLS resumes sessions without showing certificates again.
 
@@ -27,15 +27,15 @@ use crate::Error;
 /// The name of the file, in the folder of the keys and in the state folder.
 pub(crate) const FILE: &str = "revoked.crl";
 
-/// What a robot knows about revoked certificates.
+/// A robot's knowledge of revoked certificates.
 #[derive(Debug, Default)]
 pub(crate) struct Revoked {
     /// The authorities that may sign lists.
     authorities: Vec<CertificateDer<'static>>,
-    /// Where the newest is kept.
+    /// The file in which the newest list is kept.
     file: Option<(Arc<dyn Disk>, PathBuf)>,
     inner: Mutex<Inner>,
-    /// Held while the file is written.
+    /// Locked while the file is written.
     writing: Mutex<()>,
 }
 
@@ -45,10 +45,10 @@ struct Inner {
     rejected: u64,
 }
 
-/// A list whose signature was verified; by default the empty one before the first.
+/// A list whose signature was verified; by default an empty list, before the first one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct List {
-    /// As it was signed.
+    /// The list as it was signed.
     pub der: Vec<u8>,
     pub number: u64,
     pub serials: BTreeSet<Vec<u8>>,
@@ -57,7 +57,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Reads a list of one of these authorities; `None` if it is not.
+    /// Reads a list that one of these authorities has signed; `None` if it is something else.
     pub fn read(der: &[u8], authorities: &[CertificateDer<'_>]) -> Option<List> {
         let (rest, list) = CertificateRevocationList::from_der(der).ok()?;
         let is_signed = |authority: &CertificateDer<'_>| {
@@ -87,18 +87,18 @@ impl List {
     /// Reads a list from a file; `None` if there is none.
     ///
     /// # Errors
-    /// If it cannot be read, or is not the authority's.
+    /// If the file cannot be read, or is not the authority's.
     pub fn load(disk: &dyn Disk, file: &Path, authorities: &[CertificateDer<'_>]) -> Result<Option<List>, Error> {
         let der = match disk.read(file) {
             Ok(der) => der,
-            // Where no folder can be, nothing was kept.
+            // If the folder cannot exist, nothing was kept.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(Error::at("read", file, error)),
         };
         let list = List::read(&der, authorities).ok_or_else(|| {
             Error::Keys(format!(
-                "{} is damaged, or not of this team's authority, and without it revoked robots would be let in: copy \
-                 {FILE} from where the keys were made, or delete this one if another robot that is up has it",
+                "{} is damaged, or not from this team's authority, and without it revoked robots would be admitted: \
+                 copy {FILE} from where the keys were made, or delete this file if another robot that is up has the list",
                 file.display()
             ))
         })?;
@@ -111,7 +111,7 @@ impl List {
     }
 }
 
-/// Returns whether a file is a whole list that another authority claims to have signed.
+/// Returns whether a file is a complete list that another authority claims to have signed.
 fn is_anothers(disk: &dyn Disk, file: &Path, authorities: &[CertificateDer<'_>]) -> bool {
     let Ok(der) = disk.read(file) else { return false };
     let Ok((_, list)) = CertificateRevocationList::from_der(&der) else {
@@ -135,7 +135,7 @@ fn is_anothers(disk: &dyn Disk, file: &Path, authorities: &[CertificateDer<'_>])
 }
 
 impl Revoked {
-    /// Returns what a robot or an operator knows at its start.
+    /// Returns the knowledge of a robot or an operator at its start.
     ///
     /// # Errors
     /// If its own certificate is revoked, or a list is damaged.
@@ -143,15 +143,16 @@ impl Revoked {
         let revoked = Revoked::load(credentials.authorities(), keys, state)?;
         if credentials.certificate().is_some_and(|own| !revoked.admits(own)) {
             return Err(Error::Keys(format!(
-                "the certificate in {} is revoked: 'coorp keys init' makes another where the keys were made, and \
-                 'coorp keys bundle' one file of it",
+                "the certificate in {} is revoked: 'coorp keys init' makes a new one where the keys were made, and \
+                 'coorp keys bundle' packs it into one file",
                 keys.display()
             )));
         }
         Ok(revoked)
     }
 
-    /// Returns the newest of the lists in these folders, those of the keys and of the state. It is kept in the latter.
+    /// Loads the newer of the lists in the folder of the keys and in the state folder. Later lists are kept in the
+    /// state folder.
     pub fn load(
         authorities: &[CertificateDer<'static>],
         keys: &Path,
@@ -162,7 +163,7 @@ impl Revoked {
         let mut newest = List::default();
         for (disk, file) in [Some(own), file.clone()].into_iter().flatten() {
             let list = match List::load(&*disk, &file, authorities) {
-                // The keys have been renewed since, and came with a list of their own.
+                // The keys have been renewed since, and came with their own list.
                 Err(_) if !newest.der.is_empty() && is_anothers(&*disk, &file, authorities) => None,
                 list => list?,
             };
@@ -182,7 +183,7 @@ impl Revoked {
         })
     }
 
-    /// Returns whether a certificate (DER) counts.
+    /// Returns whether a certificate (DER) is still valid.
     pub fn admits(&self, certificate: &[u8]) -> bool {
         let inner = lock(&self.inner);
         let serials = &inner.list.serials;
@@ -201,13 +202,13 @@ impl Revoked {
         !serials.contains(certificate.raw_serial()) && (revoked.is_empty() || others.iter().any(is_of))
     }
 
-    /// Returns the newest list, for others; `None` before the first.
+    /// Returns the newest list, to pass on to others; `None` before the first.
     pub fn list(&self) -> Option<Revocations> {
         let list = lock(&self.inner).list.der.clone();
         (!list.is_empty()).then_some(Revocations { list })
     }
 
-    /// A list has arrived. Returns whether it is newer; then it counts from now on, and is to be kept.
+    /// Handles a list that has arrived. Returns whether it is newer; then it is valid from now on, and has to be kept.
     pub fn on_list(&self, from: &str, list: &Revocations) -> bool {
         let mut inner = lock(&self.inner);
         if inner.list.der == list.list {
@@ -224,7 +225,7 @@ impl Revoked {
             return false;
         }
         tracing::info!(
-            "list {} of revoked certificates came from {from}; it has {}",
+            "received list {} of revoked certificates from {from}, with {} certificates",
             list.number,
             list.serials.len()
         );

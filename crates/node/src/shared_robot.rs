@@ -1,7 +1,7 @@
 //! The robot, shared by all threads and callbacks: they pass inputs to it, and query it.
 //!
-//! It is behind one lock, which is never held while something is sent. One worker carries out its actions
-//! ([`SharedRobot::round`]) and nothing else does, so that the order of its actions is the order on the wire.
+//! The robot is behind one lock, which is never held while something is sent. Only one worker carries out its actions
+//! ([`SharedRobot::round`]), so that the order of its actions is the order on the wire.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,17 +34,17 @@ pub(crate) struct SharedRobot {
     stop: AtomicBool,
     /// The number of wishes.
     wishes: Mutex<usize>,
-    /// How often the driver has come round.
+    /// The number of the driver's rounds.
     rounds: AtomicU64,
-    /// Why it decides nothing any more.
+    /// The reason why it no longer decides.
     failed: Mutex<Option<String>>,
     failing: Condvar,
 }
 
-/// Notices a panic in whoever holds the robot: nobody knows what state that leaves it in.
+/// Notices a panic while the robot is locked, which leaves it in an unknown state.
 struct Watched<'a> {
     robot: &'a SharedRobot,
-    /// A panic that had begun before has nothing to do with the robot.
+    /// Whether a panic had already begun, which has nothing to do with the robot.
     before: bool,
 }
 
@@ -100,17 +100,17 @@ impl SharedRobot {
         }))
     }
 
-    /// Returns when the robot's clock began, since the machine's start.
+    /// Returns the time at which the robot's clock began, since the machine's start.
     pub fn began(&self) -> Duration {
         self.clock.started()
     }
 
-    /// Returns the robot's clock.
+    /// Returns the time on the robot's clock.
     pub fn now(&self) -> Instant {
         STARTED + self.clock.elapsed()
     }
 
-    /// One moment on the robot's clock, and as Unix time in nanoseconds.
+    /// Returns one moment on the robot's clock, and as Unix time in nanoseconds.
     pub fn moment(&self) -> (Instant, u64) {
         let (elapsed, unix_ns) = self.clock.moment();
         (STARTED + elapsed, unix_ns)
@@ -120,7 +120,7 @@ impl SharedRobot {
     pub fn tell<T>(&self, what: impl FnOnce(&mut Flown, Instant) -> T) -> T {
         let _watched = self.watched();
         let mut robot = lock(&self.robot);
-        // Read under the lock, so that the robot's time never goes back.
+        // Read the clock under the lock, so that the robot's time never goes back.
         let now = self.now();
         let before = robot.next_deadline();
         let told = what(&mut robot, now);
@@ -156,8 +156,8 @@ impl SharedRobot {
         self.robot.clone()
     }
 
-    /// One round of the driver: calls the robot if its deadline has come, and carries out its actions with `act`. Returns
-    /// how long the driver rests unless it is woken; `None` once it is stopped.
+    /// Runs one round of the driver: calls the robot if its deadline has come, and carries out its actions with `act`.
+    /// Returns how long the driver rests unless it is woken; `None` once it is stopped.
     pub fn round(&self, act: impl Fn(Action)) -> Option<StdDuration> {
         let _watched = self.watched();
         loop {
@@ -179,9 +179,9 @@ impl SharedRobot {
         }
     }
 
-    /// The driver is woken by this from now on.
+    /// Sets the signal that wakes the driver from now on.
     pub fn driven_by(&self, driver: Signal) {
-        // Set only here.
+        // This is set only here.
         let _ = self.driver.set(driver);
         self.wake();
     }
@@ -205,29 +205,29 @@ impl SharedRobot {
         }
     }
 
-    /// A task or a thread that the robot cannot do without has panicked. While the node closes, that is no failure.
+    /// Handles a panic in a task or thread that the robot needs. While the node closes, a panic is not a failure.
     pub fn on_panic(&self, why: &str) {
         if !self.is_stopped() {
             self.fail(why);
         }
     }
 
-    /// Ends the robot's decisions for good.
+    /// Ends the robot's decisions forever.
     fn fail(&self, why: &str) {
-        let why = format!("the robot has failed: {why}; it sends nothing any more, and its process must start anew");
+        let why = format!("the robot has failed: {why}; it has stopped sending, and its process must be restarted");
         lock(&self.failed).get_or_insert(why.clone());
         self.failing.notify_all();
         self.stop();
-        // Last, because it may be the log that panics.
+        // This goes last, because the log itself may panic.
         tracing::error!("{why}");
     }
 
-    /// Returns why it decides nothing any more, if so.
+    /// Returns why it no longer decides, if it has failed.
     pub fn failed(&self) -> Option<String> {
         lock(&self.failed).clone()
     }
 
-    /// Waits until it has failed, for so long.
+    /// Waits until it has failed, for at most `timeout`.
     pub fn failed_within(&self, timeout: StdDuration) -> Option<String> {
         let failed = lock(&self.failed);
         let waited = self
@@ -236,7 +236,7 @@ impl SharedRobot {
         waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Returns how often the driver has come round.
+    /// Returns the number of the driver's rounds.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }

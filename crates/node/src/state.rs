@@ -1,4 +1,4 @@
-//! The folder in which a robot keeps what survives its restarts.
+//! The state folder: a robot keeps there what survives its restarts.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use crate::Error;
 /// The file with the number of starts on this disk.
 const STARTS: &str = "starts";
 
-/// For a service, whose user has no home.
+/// The folder for a service, whose user has no home.
 const OF_SERVICES: &str = "/var/lib/coorp";
 
 /// Returns the default folder for what survives a robot's restarts.
@@ -35,7 +35,7 @@ pub fn folder(team: &str, robot: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Returns a robot's folder below one in which nobody else may put anything.
+/// Returns a robot's folder below `base`, to which nobody else may write.
 fn below(base: &Path, team: &str, robot: &str) -> Result<PathBuf, Error> {
     let mut folder = base.to_owned();
     check_own(&folder)?;
@@ -46,33 +46,33 @@ fn below(base: &Path, team: &str, robot: &str) -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// Refuses what is there and is not a folder of this user alone, a link to one included. As long as that is so, nobody
-/// but the user and root can put anything else in its place. What is not there is made later.
+/// Refuses anything but a folder that only this user may change, links included. Then only the user and root can
+/// replace it. A folder that does not exist is created later.
 fn check_own(folder: &Path) -> Result<(), Error> {
     let metadata = match fs::symlink_metadata(folder) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(Error::at("look at", folder, error)),
+        Err(error) => return Err(Error::at("examine", folder, error)),
     };
     if metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let what = "it is not a folder that only this user may change: move it away and make it with \
+    let what = "it is not a folder that only this user may change: move it away and create it with \
                 'install -d -m 700 -o USER', use systemd's StateDirectory=coorp, or name another one (--state, in Python state=)";
     let error = io::Error::new(io::ErrorKind::PermissionDenied, what);
-    Err(Error::at("keep anything in", folder, error))
+    Err(Error::at("use the state folder", folder, error))
 }
 
-/// Returns the number of this start (`core::starts`): of a counter on disk, which is counted up, and a random part. A
-/// state that cannot be kept is logged.
+/// Returns the number of this start (`core::starts`), from a counter on disk, which is incremented, and a random part.
+/// Logs if the state cannot be kept.
 pub(crate) fn incarnation(ground: &dyn Ground, state: &Path) -> u32 {
     let random = ground.random() as u32;
     let counter = match count(&*ground.disk(), state) {
         Ok(counter) => Some(counter),
         Err(error) => {
             tracing::error!(
-                "nothing can be kept in {}: {error}; the robot leads and controls all the same, and receives no bulk \
-                 until this is mended",
+                "nothing can be kept in {}: {error}; the robot still leads and controls, but receives no bulk until \
+                 this is fixed",
                 state.display()
             );
             None
@@ -81,7 +81,7 @@ pub(crate) fn incarnation(ground: &dyn Ground, state: &Path) -> u32 {
     starts::number(counter, random)
 }
 
-/// Counts the starts on this disk; a counter that makes no sense begins anew.
+/// Counts the starts on this disk; an invalid counter begins again.
 fn count(disk: &dyn Disk, state: &Path) -> Result<u16, Error> {
     make_private(disk, state)?;
     let file = state.join(STARTS);
@@ -92,7 +92,8 @@ fn count(disk: &dyn Disk, state: &Path) -> Result<u16, Error> {
     Ok(next)
 }
 
-/// Creates a folder that only this user can read, and its parents, if they are missing: so that they survive a power cut.
+/// Creates a folder that only this user can read, and its parents, if they are missing, so that they survive a power
+/// cut.
 pub(crate) fn make_private(disk: &dyn Disk, folder: &Path) -> Result<(), Error> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && disk.about(folder).is_err();
     let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
@@ -155,7 +156,7 @@ mod tests {
         let folder = scratch("starts");
         let [first, second] = [(); 2].map(|()| incarnation(&Linux, &folder));
         assert_eq!((first >> 16, second >> 16), (1, 2));
-        // A copy of the folder on another robot: the same counter, and another number.
+        // Copies of the folder on other robots: the same counter, but different numbers.
         let copies: Vec<u32> = (0..8)
             .map(|_| {
                 fs::write(folder.join(STARTS), "2").unwrap();
@@ -169,7 +170,7 @@ mod tests {
             assert_eq!(incarnation(&Linux, &folder) >> 16, next, "{damaged}");
         }
         fs::remove_dir_all(&folder).unwrap();
-        // Without a folder, it is random.
+        // Without a folder, the number is random.
         fs::write(&folder, "").unwrap();
         assert_ne!(incarnation(&Linux, &folder), incarnation(&Linux, &folder));
         fs::remove_file(folder).unwrap();

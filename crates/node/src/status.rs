@@ -16,7 +16,7 @@ use crate::wire::Frame;
 pub struct Status {
     /// The name.
     pub robot: String,
-    /// The leader, as far as it knows, by index in the team file.
+    /// The leader, as far as the robot knows, by index in the team file.
     pub leader: Option<u16>,
     /// Whether it leads.
     pub leads: bool,
@@ -32,7 +32,7 @@ pub struct Status {
     pub permit: Permit,
     /// As the leader: the robots that hold permits.
     pub holders: Vec<u16>,
-    /// As the leader: the robots that wait for one, the next first.
+    /// As the leader: the robots that wait for a permit, the next first.
     pub queue: Vec<u16>,
     /// The window that it keeps bulk out of: its start relative to now (negative: it has begun) and length,
     /// microseconds.
@@ -51,7 +51,7 @@ pub struct Status {
     pub heard: Vec<Heard>,
     /// The states that it gathers, one entry per robot.
     pub gathered: Vec<Gathered>,
-    /// What its operator should look at.
+    /// The alarms for the operator.
     pub alarms: Vec<Alarm>,
     /// The robots that two processes run as.
     pub twins: Vec<Twins>,
@@ -63,7 +63,8 @@ pub struct Status {
     pub found: Counts,
     /// The list of revoked certificates.
     pub revoked: Revoked,
-    /// What other programs send over its interfaces, if the robot protects them; of many, those that count most.
+    /// The flows of other programs over its interfaces, if the robot protects them; if there are many, the most
+    /// important ones.
     pub flows: Vec<protect::Status>,
 }
 
@@ -72,12 +73,12 @@ pub struct Status {
 pub struct Twins {
     /// The robot, by index in the team file.
     pub robot: u16,
-    /// Where they are, as far as is known.
+    /// The addresses of the two processes, as far as they are known.
     pub at: Vec<IpAddr>,
 }
 
 impl Twins {
-    /// Says so to an operator.
+    /// Returns the message for the operator.
     pub fn told(&self, robot: &str) -> String {
         let at: Vec<String> = self.at.iter().map(IpAddr::to_string).collect();
         let at = match at.join(" and ") {
@@ -85,8 +86,8 @@ impl Twins {
             at => format!(", at {at}"),
         };
         format!(
-            "two processes run as {robot}{at}, and one of them is ignored: stop one, give it keys of its own if it is another \
-             machine, and start the other one anew"
+            "two processes run as {robot}{at}, and one of them is ignored: stop one, give it its own keys if it is on \
+             another machine, and restart the other"
         )
     }
 }
@@ -104,7 +105,7 @@ pub struct Path {
     pub round_trip_us: Option<u64>,
     /// The smoothed share of its messages that is lost or late, in millionths.
     pub failures_ppm: u32,
-    /// What it carried of the newest control message.
+    /// Whether it carried the newest control message, or a duplicate.
     pub carries: Carries,
     /// Whether it carries bulk now.
     pub bulk: bool,
@@ -144,7 +145,7 @@ pub enum PathState {
     Dead,
 }
 
-/// What a path carries of a control message.
+/// The role of a path for a control message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Carries {
@@ -184,7 +185,7 @@ pub struct Heard {
     pub aged: u64,
     /// The sum of their ages, microseconds.
     pub ages_us: u64,
-    /// How many of them were older than the team's reaction bound; 0 without a control loop.
+    /// The number of them that were older than the team's reaction bound; 0 without a control loop.
     pub late: u64,
 }
 
@@ -217,10 +218,10 @@ pub enum Permit {
     Holding,
 }
 
-/// How a robot knows that a bulk datagram has left.
+/// The source by which a robot knows that a bulk datagram has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Completions {
-    /// Nothing was sent yet.
+    /// Nothing has been sent yet.
     #[default]
     Unknown,
     /// mac80211 reports each datagram's fate on the air (`SO_WIFI_STATUS`).
@@ -283,17 +284,17 @@ pub struct Bulk {
     pub in_flight: u64,
     /// Whether the gate holds bulk now.
     pub held: bool,
-    /// How often a datagram was held back, including for lack of a permit.
+    /// The number of times that a datagram was held back, including for lack of a permit.
     pub holds: u64,
     /// The number of datagrams that the air has given up, as far as the interface reports that.
     pub given_up: u64,
     /// The number of datagrams without any report for half a second.
     pub unreported: u64,
-    /// How it knows what has left.
+    /// The source by which it knows what has left.
     pub completions: Completions,
 }
 
-/// What was refused: frames, and members of another team or of none.
+/// Counts of what was refused: frames, and peers that are not members of the team.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// Frames longer than their kind allows.
@@ -302,7 +303,7 @@ pub struct Refused {
     pub version: u64,
     /// Frames that are not of the expected kind.
     pub malformed: u64,
-    /// Grants that were not requested, or no longer.
+    /// Grants that were not requested, or no longer wanted.
     pub stale_grants: u64,
     /// Connections for control or bulk that failed because one end's certificate is not of the other's team.
     pub strangers: u64,
@@ -322,22 +323,22 @@ pub struct Door {
     pub unfinished: u64,
     /// The number of connections that other robots have opened.
     pub connections: u64,
-    /// The number of addresses that something is stored for.
+    /// The number of addresses for which something is stored.
     pub addresses: u64,
-    /// How many were refused, by reason.
+    /// The number of refused attempts, by reason.
     pub totals: Vec<(Reason, u64)>,
-    /// The same for the addresses at which most was refused, the highest counts first.
+    /// The same for the addresses with the most refusals, the highest counts first.
     pub refused: Vec<admission::Refused>,
 }
 
 /// The list of revoked certificates that a robot has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revoked {
-    /// The number: the newest counts. 0 before the first.
+    /// The list's number; the list with the highest one is valid. 0 before the first.
     pub list: u64,
-    /// How many certificates are in it.
+    /// The number of certificates in it.
     pub certificates: u64,
-    /// How many lists were refused, because the team's authority had not signed them.
+    /// The number of lists that were refused because the team's authority had not signed them.
     pub rejected: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Tasks and threads that a robot cannot do without. A panic in one of them ends the robot (`shared_robot.rs`): it would
-//! look alive and be deaf, because runtimes and threads keep a panic to themselves.
+//! Tasks and threads that a robot needs. A panic in one of them ends the robot (`shared_robot.rs`). Otherwise it would
+//! look alive but be deaf, because runtimes and threads do not pass on a panic.
 //!
-//! QUIC's own tasks are among them: they call the sockets and the congestion controllers of this crate. Left out, because
-//! no other robot depends on them: the threads that record, serve metrics and look for alarms.
+//! QUIC's own tasks are among them: they call the sockets and the congestion controllers of this crate. Left out,
+//! because no other robot depends on them: the threads that record, serve metrics and check for alarms.
 
 use std::any::Any;
 use std::future::{pending, poll_fn, ready, Future};
@@ -20,7 +20,7 @@ use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{spawn_blocking, JoinError, JoinHandle};
 
-/// Starts such tasks on a runtime.
+/// Starts the tasks on a runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
     on: Arc<dyn Spawn>,
@@ -35,7 +35,7 @@ impl Tasks {
         }
     }
 
-    /// Starts a task; `what` names it, should it panic.
+    /// Starts a task; `what` names it if it panics.
     pub fn spawn(&self, what: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let robot = self.robot.clone();
         self.on.spawn(Box::pin(async move {
@@ -64,7 +64,7 @@ impl Runtime for Tasks {
     }
 }
 
-/// Does a task; `what` names it. Returns what to say if it panicked.
+/// Runs a task, which `what` names. Returns the message if it panicked.
 pub(crate) async fn caught_in(what: &'static str, task: impl Future<Output = ()>) -> Option<String> {
     let mut task = pin!(task);
     let ended = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
@@ -74,27 +74,27 @@ pub(crate) async fn caught_in(what: &'static str, task: impl Future<Output = ()>
     ended.await.map(|panic| told(what, &*panic))
 }
 
-/// Does work that waits for a disk, on a thread that does nothing else. In virtual time there is none, and it takes no
-/// time.
+/// Does work that waits for a disk, on a separate thread. In virtual time there is no such thread, and the work takes
+/// no time.
 pub(crate) fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     match Handle::current().runtime_flavor() {
-        // At once: a process that is killed must not write afterwards.
+        // Do it at once: a process that is killed must not write afterwards.
         RuntimeFlavor::CurrentThread => tokio::spawn(ready(work())),
         _ => spawn_blocking(work),
     }
 }
 
-/// Does work as [`beside`], while the task waits for it. What has panicked there panics here.
+/// Does work as [`beside`] does, while the task waits for it. A panic there is repeated here.
 pub(crate) async fn awaited<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match beside(work).await.map_err(JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => resume_unwind(panic),
-        // Its threads are ending, and so is this task.
+        // The runtime's threads are ending, and so is this task.
         Err(Err(_)) => pending().await,
     }
 }
 
-/// Does the work of a thread; `what` names it. Returns what to say if it panicked.
+/// Does the work of a thread, which `what` names. Returns the message if it panicked.
 pub(crate) fn caught(what: &str, work: impl FnOnce()) -> Option<String> {
     let panicked = catch_unwind(AssertUnwindSafe(work)).err();
     panicked.map(|panic| told(what, &*panic))
@@ -103,7 +103,7 @@ pub(crate) fn caught(what: &str, work: impl FnOnce()) -> Option<String> {
 fn told(what: &str, panic: &(dyn Any + Send)) -> String {
     let literal = panic.downcast_ref::<&str>().copied();
     let why = literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("{what} panicked: {}", why.unwrap_or("it says nothing more"))
+    format!("{what} panicked: {}", why.unwrap_or("no message"))
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ const TOPIC_CHARS_MAX: usize = 64;
 pub struct Age {
     /// The time since it was made.
     pub is: Duration,
-    /// The error bound of this robot's clock; the sender's comes on top.
+    /// The error bound of this robot's clock, to which the sender's must be added.
     pub within: Duration,
 }
 
 impl Age {
-    /// Returns the age of something made at a time on a clock whose offset to this robot's is known.
+    /// Returns the age of something made at `made_at`, on a clock with a known offset to this robot's.
     pub(crate) fn by(offset: Offset, made_at: Instant, now: Instant) -> Age {
         Age {
             is: offset.theirs(now).since(made_at),

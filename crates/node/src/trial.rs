@@ -1,13 +1,13 @@
 //! The real node in virtual time: a team's robots on simulated machines, where a seed decides what goes wrong.
 //!
 //! Everything above the ground (`ground.rs`) is the code that runs on robots: QUIC with its keys, links, the door, permits,
-//! the gate, bulk and its disk. Below it are one thread, tokio's paused clock, a network of this module
-//! (`trial/network.rs`) and machines (`trial/machine.rs`) that lose power, stand still, restart with other clocks and run
-//! out of descriptors, with disks (`trial/disk.rs`) that fill and lose what was not synced. A second takes a few
-//! milliseconds, and a seed repeats its faults at the same times.
+//! the gate, bulk and its disk. Below it are one thread, tokio's paused clock, a simulated network (`trial/network.rs`)
+//! and machines (`trial/machine.rs`) that lose power, freeze, restart with other clocks and run out of descriptors.
+//! Their disks (`trial/disk.rs`) fill up, and lose what was not synced. A second takes a few milliseconds, and a seed
+//! repeats its faults at the same times.
 //!
-//! Left out: the air (`coorp emu` has it), multicast (robots have addresses here), disks that fail to read or write, and
-//! the order of what happens within one millisecond of tokio's clock, which depends on the keys that TLS draws.
+//! Left out: the air (`coorp emu` has it), multicast (robots have addresses here), disks that fail to read or write,
+//! and the order of events within one millisecond of tokio's clock, which depends on the keys that TLS draws.
 
 mod disk;
 mod machine;
@@ -38,11 +38,11 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Runs `what` in virtual time on the machines of a team, whose robots have `paths` interfaces each. Returns when it
-    /// ends; whatever else runs then is gone.
+    /// Runs `what` in virtual time on the machines of a team, whose robots have `paths` interfaces each. Returns when
+    /// it ends; anything else that still runs is dropped.
     ///
     /// # Errors
-    /// If no runtime can be made.
+    /// If no runtime can be created.
     pub fn run<F: Future>(
         team: &Team,
         paths: usize,
@@ -88,7 +88,7 @@ impl Trial {
         &self.machines[usize::from(robot.0)]
     }
 
-    /// Parts these robots from all others, or joins them again.
+    /// Separates these robots from all others, or joins them again.
     pub fn part(&self, robots: &[RobotId], parted: bool) {
         self.network.part(robots, parted);
     }

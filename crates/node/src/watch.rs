@@ -1,8 +1,8 @@
 //! The operator's view of a team: asks every robot that it can reach for its status.
 //!
-//! It is a client of the robots' links with the operator's certificate. It takes a robot's word for that robot alone: the
-//! certificate at the other end says whose status it is. It brings the list of revoked certificates that lies beside its
-//! keys, if there is one.
+//! It is a client of the robots' links with the operator's certificate. It accepts a robot's status only about that
+//! robot: the certificate at the other end says whose status it is. It brings the list of revoked certificates beside
+//! its keys, if there is one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,12 +29,12 @@ use crate::sync::lock;
 use crate::wire::{self, Frame, StatusQuery};
 use crate::Error;
 
-/// How long a robot has to answer, and to be connected to before that.
+/// Time limit for a robot's answer, and for connecting before that.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// How long after the end of a connection another one is looked for, and how long if the robot has answered nothing.
+/// Time from the end of a connection until discovery looks for another, and the same if the robot has not answered.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_REFUSED: Duration = Duration::from_secs(3);
-/// How long ending waits for the threads.
+/// Maximum time for which ending waits for the threads.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Watches a team from outside it.
@@ -53,14 +53,14 @@ struct Shared {
     client: quinn::ClientConfig,
     endpoint: Endpoint,
     seats: BTreeMap<(RobotId, PathId), Seat>,
-    /// Why robots that are there do not answer.
+    /// The reasons why robots that are present do not answer.
     refusals: std::sync::Mutex<BTreeMap<(RobotId, PathId), &'static str>>,
 }
 
 /// One path to a robot, because some may be dead.
 #[derive(Debug, Default)]
 struct Seat {
-    /// Kept from one look to the next.
+    /// The connection, kept from one query to the next.
     open: Mutex<Option<Open>>,
     opened: Notify,
     /// The number of answers so far.
@@ -151,7 +151,7 @@ impl Watch {
         found.into_iter().map(|(_, status)| status).collect()
     }
 
-    /// Returns the robots that are there and refuse the operator, and why.
+    /// Returns the robots that are present and refuse the operator, and why.
     pub fn refusals(&self) -> Vec<(RobotId, &'static str)> {
         let refusals: BTreeMap<RobotId, _> = lock(&self.shared.refusals)
             .iter()
@@ -190,10 +190,10 @@ impl Drop for Watch {
     }
 }
 
-/// Connects to robots where they are to be found.
+/// Connects to robots at the addresses that discovery finds.
 async fn dial(shared: Arc<Shared>) {
     loop {
-        // Attempts end by themselves, and no socket is bound to a card.
+        // Attempts time out on their own, and no socket is bound to a card.
         let Order::Dial {
             attempt,
             robot,
@@ -240,7 +240,7 @@ fn refusal(ended: &ConnectionError) -> Option<&'static str> {
 }
 
 const ANOTHER_TEAM: &str =
-    "it does not take the operator's certificate, or has none of this team itself: are both from one \
+    "it does not accept the operator's certificate, or has no certificate of this team: are both from one \
                             'coorp keys init', and is the clock right?";
 const TOO_MANY: &str = "too many operators watch it: end another 'coorp watch'";
 
@@ -292,7 +292,7 @@ impl Shared {
         };
         let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
         let Some(mut status) = answer.ok().flatten() else {
-            // A late answer would be taken for one to the next question.
+            // A late answer would be taken for the answer to the next question.
             if let Some(open) = seat.open.lock().await.take() {
                 open.connection.close(0u8.into(), b"no answer");
             }

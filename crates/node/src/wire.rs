@@ -1,14 +1,14 @@
-//! Frames: the bytes of messages between robots. Versioned, bounded, and never a reason to panic.
+//! Frames: the bytes of messages between robots. They are versioned and bounded, and no frame causes a panic.
 //!
-//! A frame is two letters, the version, the kind, and a postcard body of that kind, with nothing behind it. Its reader
-//! names the expected kind, and gets the value or a [`Refusal`]. Versions are not mixed: a team runs one.
+//! A frame is two letters, the version, the kind, and a postcard body of that kind, with nothing after it. Its reader
+//! names the expected kind, and gets the value or a [`Refusal`]. A team runs one version only.
 //!
-//! The messages are `coorp-core`'s ([`robot::Message`], [`tracker::Message`]), in the form that serde gives them there.
-//! A frame cannot make its reader allocate more than its own size: postcard reads no list longer than the remaining
-//! bytes.
+//! The messages are `coorp-core`'s ([`robot::Message`], [`tracker::Message`]), in the form that their serde derives
+//! define. A frame cannot make its reader allocate more than its own size: postcard reads no list longer than the
+//! remaining bytes.
 //!
-//! On a stream, each frame follows its length ([`prefixed`]). Left out: the sender, because links are authenticated: its
-//! certificate names it.
+//! On a stream, the length precedes each frame ([`prefixed`]). Left out: the sender, because links are authenticated:
+//! the sender's certificate names it.
 
 pub mod guest;
 
@@ -36,7 +36,7 @@ pub enum Refusal {
     Malformed,
 }
 
-/// A value with a frame of its own on the wire.
+/// A value with its own frame on the wire.
 pub trait Frame: Serialize + DeserializeOwned {
     /// The unique number of the kind.
     const KIND: u8;
@@ -44,7 +44,7 @@ pub trait Frame: Serialize + DeserializeOwned {
     const BYTES_MAX: usize;
 }
 
-/// Encodes a value. Returns nothing if the value is longer than its kind allows, which no value of ours is.
+/// Encodes a value. Returns no bytes if the value is longer than its kind allows, which none of our values is.
 pub fn encode<F: Frame>(value: &F) -> Vec<u8> {
     let mut bytes = vec![MAGIC[0], MAGIC[1], VERSION, F::KIND];
     match postcard::to_extend(value, std::mem::take(&mut bytes)) {
@@ -56,7 +56,7 @@ pub fn encode<F: Frame>(value: &F) -> Vec<u8> {
 /// Decodes a frame.
 ///
 /// # Errors
-/// For every frame that `encode` does not make of an `F`.
+/// If `encode` does not produce this frame from any `F`.
 pub fn decode<F: Frame>(frame: &[u8]) -> Result<F, Refusal> {
     if frame.len() > F::BYTES_MAX {
         return Err(Refusal::Oversized);
@@ -75,27 +75,28 @@ pub fn decode<F: Frame>(frame: &[u8]) -> Result<F, Refusal> {
 
 impl Frame for robot::Message {
     const KIND: u8 = 1;
-    /// The longest is the models of [`robot::FLOWS_MAX`] flows.
+    /// The longest message has the models of [`robot::FLOWS_MAX`] flows.
     const BYTES_MAX: usize = 4_096;
 }
 
-/// What a robot tells others about itself: the first frame on each link, and again whenever it changes.
+/// A robot's announcement of itself: the first frame on each link, and again whenever it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The start of its sender.
+    /// The number of the sender's start.
     pub incarnation: u32,
-    /// Grows with each change: the newest counts, whichever path it takes.
+    /// Increases with each change: the newest is valid, whichever path it takes.
     pub number: u64,
-    /// The topics that it subscribes to, [`Hello::TOPICS_MAX`] at most.
+    /// The topics that it subscribes to, at most [`Hello::TOPICS_MAX`].
     pub subscribes: Vec<String>,
-    /// The topics that it gathers, as many at most, each with a number that is new whenever it begins to gather one.
+    /// The topics that it gathers, also at most [`Hello::TOPICS_MAX`], each with a number that is new for each
+    /// gathering.
     pub gathers: Vec<(String, u32)>,
     /// Whether its agent unwraps control of unchanged programs.
     pub unwraps: bool,
 }
 
 impl Hello {
-    /// The number of topics in each of its lists, at most.
+    /// The maximum number of topics in each of its lists.
     pub const TOPICS_MAX: usize = 1_024;
 }
 
@@ -119,7 +120,7 @@ impl Frame for Gathering {
     const BYTES_MAX: usize = 384;
 }
 
-/// The operator asks for a robot's status.
+/// The operator's query for a robot's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusQuery;
 
@@ -128,10 +129,10 @@ impl Frame for StatusQuery {
     const BYTES_MAX: usize = HEADER_BYTES;
 }
 
-/// The newest list of revoked certificates that its sender has: an X.509 CRL, which the team's authority has signed.
+/// The newest list of revoked certificates that the sender has: an X.509 CRL, signed by the team's authority.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocations {
-    /// The DER.
+    /// The list, as DER.
     pub list: Vec<u8>,
 }
 
@@ -165,13 +166,13 @@ pub fn kind(frame: &[u8]) -> Option<u8> {
 /// The header of a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlHeader {
-    /// The start of its sender; a later one restarts its count.
+    /// The number of the sender's start; a later start restarts the count.
     pub incarnation: u32,
     /// Zero-based sequence number within the topic.
     pub sequence: u64,
-    /// What the sender's robot adds for the receiver's.
+    /// The stamp of the sender's robot for the receiver's.
     pub stamp: Stamp,
-    /// When it was made, on the sender's clock.
+    /// The time at which it was made, on the sender's clock.
     pub made_at: Instant,
     /// With a choice of paths: the number of this copy on its path to this receiver.
     pub copy: Option<u32>,
@@ -182,7 +183,7 @@ pub struct ControlHeader {
 pub struct State {
     /// The receiver's number of the topic for this sender.
     pub topic: TopicId,
-    /// The state's number, and when it was made.
+    /// The state's number, and the time at which it was made.
     pub header: StateHeader,
     /// With a choice of paths: the number of this copy on its path.
     pub copy: Option<u32>,
@@ -195,18 +196,18 @@ pub struct WrapHeader {
     pub flow: u32,
     /// The number within the flow.
     pub sequence: Sequence,
-    /// The paths that may carry it, or packets before it.
+    /// The paths that may carry this packet, or earlier ones.
     pub over: Paths,
     /// The number of this copy on its path to this receiver.
     pub copy: Option<u32>,
 }
 
 impl WrapHeader {
-    /// The longest that [`pack`] makes of one, bytes.
+    /// The maximum length of what [`pack`] produces from one, bytes.
     pub const PACKED_BYTES_MAX: usize = 32;
 }
 
-/// What precedes a message's content on a link: see `links`.
+/// The head of a message on a link, which precedes its content: see `links`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Parcel {
     /// A control message.
@@ -250,7 +251,7 @@ pub fn pack(parcel: &Parcel) -> Vec<u8> {
 /// Decodes the head of a message on a link, and returns where its content begins.
 ///
 /// # Errors
-/// For everything that [`pack`] does not make.
+/// If [`pack`] does not produce this.
 pub fn unpack(message: &[u8]) -> Result<(Parcel, usize), Refusal> {
     let (length, rest) = message.split_first_chunk::<LENGTH_BYTES>().ok_or(Refusal::Malformed)?;
     let length = usize::from(u16::from_le_bytes(*length));
@@ -258,7 +259,7 @@ pub fn unpack(message: &[u8]) -> Result<(Parcel, usize), Refusal> {
     Ok((decode(frame)?, LENGTH_BYTES + length))
 }
 
-/// A sender offers a bulk message.
+/// The offer of a bulk message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// Distinguishes the starts of senders.
@@ -288,21 +289,21 @@ pub enum Answer {
         /// BLAKE3 of that part.
         hash: [u8; 32],
     },
-    /// It is whole, on disk, and will be delivered once.
+    /// It is complete, on disk, and will be delivered once.
     Whole,
     /// The bytes do not have the announced hash.
     Garbled,
-    /// Too many messages wait to be taken; later, perhaps.
+    /// Too many messages wait to be taken; the sender may retry later.
     Full,
     /// It cannot be written to disk.
     Disk,
-    /// It does not fit on the disk, of which a reserve stays free; later, perhaps.
+    /// It does not fit on the disk, of which a reserve stays free; the sender may retry later.
     NoRoom {
-        /// How many of its bytes are still missing.
+        /// The number of bytes that are still missing.
         missing: u64,
-        /// What the disk would take now, bytes.
+        /// The number of bytes that the disk would take now.
         usable: u64,
-        /// What the disk would take if it were empty, bytes.
+        /// The number of bytes that the disk would take if it were empty.
         most: u64,
     },
 }
@@ -312,7 +313,8 @@ impl Frame for Answer {
     const BYTES_MAX: usize = 64;
 }
 
-/// Where a sender starts: behind the part that has arrived, or at 0 if that is not the message's beginning.
+/// The offset at which a sender starts: after the part that has arrived, or 0 if that part is not the message's
+/// beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// The bytes that the receiver keeps.

@@ -1,22 +1,22 @@
 //! The agent as its robot's Zenoh router, in place of `rmw_zenohd`: the sessions of ROS 2 nodes connect to it unchanged.
 //!
-//! It listens where `rmw_zenohd` does, with its settings, and connects to the other agents' routers (`relay.rs`). Two routers have
-//! a connection for each [`Link`], reliable and not, told apart by ports of the robots. Its connections pass the agent's own lane
-//! ([`crate::protect`]) like any program's, which knows those of control and of bulk by [`rules`]. By which of them a message
-//! goes is decided in [`coorp_core::zenoh`].
+//! The router listens at the port of `rmw_zenohd`, with its settings, and connects to the other agents' routers
+//! (`relay.rs`). Two routers have a connection for each [`Link`], distinguished by ports of the robots. The connections
+//! pass the agent's own lane ([`crate::protect`]) like any program's. The lane recognises those of control and of bulk
+//! by [`rules`]. [`coorp_core::zenoh`] decides which connection a message takes.
 //!
-//! Left out: TLS. Who reaches the port may take part, as with `rmw_zenohd`.
+//! Left out: TLS. Anyone who reaches the port may take part, as with `rmw_zenohd`.
 
 use coorp_core::protect::{Class, Rule};
 use coorp_core::zenoh::Link;
 use coorp_core::RobotId;
 use coorp_team::Team;
 
-/// Of a robot's ports, those on which links come in, by [`Link`].
+/// The first port of incoming links, as an offset from a robot's first port; one per [`Link`].
 const PORT_LINKS: u16 = 8;
 const TCP: u8 = 6;
 
-/// Returns the rules by which the lane knows the links' connections.
+/// Returns the rules by which the lane recognises the links' connections.
 pub(crate) fn rules(team: &Team) -> Vec<Rule> {
     if !team.live.zenoh {
         return Vec::new();
@@ -45,7 +45,7 @@ fn ids(team: &Team) -> impl Iterator<Item = RobotId> {
     (0u16..).map(RobotId).take(team.robots.len())
 }
 
-/// Returns the place of a link among a robot's ports.
+/// Returns the port of a link, as an offset from a robot's first port.
 const fn place(link: Link) -> u16 {
     PORT_LINKS
         + match link {
@@ -62,14 +62,14 @@ mod router;
 #[cfg(feature = "zenoh")]
 pub(crate) use self::router::Router;
 
-/// What a build without Zenoh has in the router's place.
+/// The router of a build without Zenoh.
 #[cfg(not(feature = "zenoh"))]
 #[derive(Debug)]
 pub(crate) struct Router(std::convert::Infallible);
 
 #[cfg(not(feature = "zenoh"))]
 impl Router {
-    /// Begins, if the team file says so.
+    /// Starts the router, if the team file requests it.
     pub fn start(
         member: &crate::member::Member,
         _: &std::sync::Arc<crate::addresses::Addresses>,
@@ -78,7 +78,7 @@ impl Router {
             return Ok(None);
         }
         Err(crate::Error::Zenoh(
-            "the team file has zenoh = true, and this coorp was built without it: build with `--features zenoh`, or remove it"
+            "the team file has zenoh = true, but this coorp was built without it: build with `--features zenoh`, or remove it"
                 .to_owned(),
         ))
     }

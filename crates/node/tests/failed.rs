@@ -1,4 +1,4 @@
-//! A panic in a thread that a robot cannot do without: the robot sends nothing any more, and says so.
+//! A panic in a thread that a robot needs: the robot stops sending, and says so.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -66,7 +66,7 @@ fn a_panic_in_the_deciding_thread_silences_the_robot() {
     let node = open(&fleet, "lead");
     // It logs that it leads.
     let failed = node.pulse().unwrap().failed_within(SOON).unwrap();
-    assert!(failed.contains("its process must start anew"), "{failed}");
+    assert!(failed.contains("its process must be restarted"), "{failed}");
     assert_silent(node, "one");
 }
 

@@ -1,10 +1,9 @@
-//! When control messages have left, although a transport hands them over later: follows them until the card has freed
-//! them.
+//! Follows control messages until the card has freed them, although a transport hands them over later.
 //!
 //! QUIC takes a message at once and hands it to the socket a moment later, sealed and perhaps in parts. So a message is
 //! tracked by the bytes of its socket. It has left once the socket has handed over what was waiting before it and its
 //! own bytes, and the card has freed those ([`Handed`]). Acknowledgements in between make a message seem to leave one
-//! small datagram early. One that is never handed over, because the transport drops it, counts as left after
+//! small datagram early. A message that is never handed over, because the transport drops it, counts as left after
 //! [`LEFT_MAX`].
 //!
 //! A thread checks while a message is in progress and sleeps otherwise ([`Departures`]).
@@ -23,7 +22,7 @@ use crate::sync::lock;
 
 /// A message counts as left after this time, whatever the card reports.
 const LEFT_MAX: Duration = Duration::from_millis(100);
-/// The interval of checks while a message is in progress, and otherwise.
+/// The intervals of checks: while a message is in progress, and otherwise.
 const LOOK_EVERY: StdDuration = StdDuration::from_nanos(LOOK_HELD.as_nanos());
 const REST: StdDuration = StdDuration::from_millis(200);
 /// The maximum number of tracked sends; more than any queue below control holds.
@@ -31,7 +30,7 @@ const SENDS_MAX: usize = 1_024;
 /// The maximum number of tracked messages.
 const MESSAGES_MAX: usize = 1_024;
 
-/// What one socket has handed over, and how much of it has left, bytes of payload.
+/// The payload bytes that one socket has handed over, and how many of them have left.
 #[derive(Debug)]
 pub(crate) struct Handed(Mutex<State>);
 
@@ -40,13 +39,13 @@ struct State {
     queue: OutQueue,
     handed: u64,
     gone: u64,
-    /// What the messages so far will have handed over.
+    /// The bytes that will have been handed over with all messages so far.
     owed: u64,
-    /// The mark of each send, and what had been handed over with it.
+    /// The mark of each send, and the bytes handed over up to and including it.
     sends: VecDeque<(u64, u64)>,
 }
 
-/// What a socket's card must have freed for a message to have left.
+/// The bytes that a socket's card must have freed for a message to have left.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub socket: Arc<Handed>,
@@ -71,14 +70,15 @@ impl Handed {
         state.handed += bytes as u64;
         let handed = state.handed;
         if state.sends.len() >= SENDS_MAX {
-            // The next one covers it.
+            // The next send covers it.
             state.sends.pop_front();
         }
         state.sends.push_back((mark, handed));
         Ok(())
     }
 
-    /// A message of this many bytes is about to be handed over. Returns its target; none of it may have left yet.
+    /// Returns the target of a message of this many bytes that is about to be handed over. None of it may have left
+    /// yet.
     pub fn expect(self: &Arc<Self>, bytes: usize) -> Target {
         let mut state = lock(&self.0);
         state.owed = state.owed.max(state.handed) + bytes as u64;
@@ -88,7 +88,7 @@ impl Handed {
         }
     }
 
-    /// Returns whether the card has freed this much.
+    /// Returns whether the card has freed this many bytes.
     fn has_let_go_of(&self, bytes: u64) -> bool {
         let mut state = lock(&self.0);
         let left = state.queue.left();
@@ -99,12 +99,12 @@ impl Handed {
         state.gone >= bytes
     }
 
-    /// Gives the socket up.
+    /// Releases the socket.
     pub fn close(&self) {
         lock(&self.0).queue.close();
     }
 
-    /// The expected bytes are not coming.
+    /// Stops expecting bytes that are not coming.
     fn forget(&self) {
         let mut state = lock(&self.0);
         state.owed = state.handed;
@@ -115,7 +115,7 @@ impl Handed {
 }
 
 impl Target {
-    /// Returns whether the message has left by this socket.
+    /// Returns whether the message has left.
     pub fn is_reached(&self) -> bool {
         self.socket.has_let_go_of(self.bytes)
     }
@@ -125,7 +125,7 @@ impl Target {
 #[derive(Debug, Default)]
 pub(crate) struct Departures {
     messages: Mutex<VecDeque<Message>>,
-    /// Wakes the thread that looks, once there is one.
+    /// Wakes the thread that checks, once there is one.
     looker: OnceLock<Signal>,
 }
 
@@ -138,7 +138,8 @@ struct Message {
 }
 
 impl Departures {
-    /// A message of a flow is on its way to these targets since now. Returns false if too many are tracked already.
+    /// Follows a flow's message, which is on its way to these targets since `since`. Returns false if too many are
+    /// already tracked.
     pub fn follow(&self, flow: FlowId, targets: Vec<Target>, since: Instant) -> bool {
         let mut messages = lock(&self.messages);
         if messages.len() >= MESSAGES_MAX {
@@ -169,13 +170,13 @@ impl Departures {
         left
     }
 
-    /// They are looked at by this from now on.
+    /// Sets the thread that checks the messages from now on.
     pub fn looked_at_by(&self, looker: Signal) {
-        // Set only here.
+        // This is set only here.
         let _ = self.looker.set(looker);
     }
 
-    /// One look: returns what has left, and the time until the next one.
+    /// Checks once: returns the flows whose messages have left, and the time until the next check.
     pub fn round(&self, now: Instant) -> (Vec<FlowId>, StdDuration) {
         let left = self.look(now);
         let rests = lock(&self.messages).is_empty();

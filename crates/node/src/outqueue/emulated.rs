@@ -1,5 +1,5 @@
 //! The send queue under `coorp emu`: a TAP frees each frame at once, so the emulator reports what its card has freed,
-//! over a socket of its own for each interface.
+//! over a separate socket for each interface.
 //!
 //! The emulator names the interfaces in `COORP_OUTQUEUE`. The records are described in `coorp-emu`'s `outqueue.rs`.
 
@@ -22,7 +22,7 @@ pub(super) const RECORD_BYTES: usize = 4;
 /// The number of records read at once.
 const READ_MAX: usize = 256;
 
-/// What the emulator's card has freed of one socket, bytes of payload.
+/// The payload bytes of one socket that the emulator's card has freed.
 #[derive(Debug, Default)]
 pub(crate) struct Freed {
     bytes: AtomicU64,
@@ -48,7 +48,7 @@ impl Freed {
     }
 }
 
-/// Follows what one interface's card frees of one socket.
+/// Follows which bytes of one socket an interface's card frees.
 #[derive(Debug)]
 pub(crate) struct Emulated {
     stream: UnixStream,
@@ -59,8 +59,8 @@ pub(crate) struct Emulated {
 }
 
 impl Emulated {
-    /// Connects to each interface that the socket sends over; empty without emulation. Reads block for `timeout` at
-    /// most.
+    /// Connects to each interface that the socket sends over; empty without emulation. Reads block for at most
+    /// `timeout`.
     pub fn connect(socket: &UdpSocket, timeout: Duration) -> Vec<Emulated> {
         let names = std::env::var(VARIABLE).unwrap_or_default();
         let Ok(port) = socket.local_addr().map(|address| address.port()) else {
@@ -81,7 +81,7 @@ impl Emulated {
             .filter_map(|interface| match connect(interface) {
                 Ok(emulated) => Some(emulated),
                 Err(error) => {
-                    tracing::debug!("the emulator does not tell what {interface} has sent: {error}");
+                    tracing::debug!("the emulator does not report what {interface} has sent: {error}");
                     None
                 }
             })
@@ -98,12 +98,13 @@ impl Emulated {
         }
     }
 
-    /// Returns what all interfaces' cards have freed of the socket.
+    /// Returns the bytes of the socket that all interfaces' cards have freed.
     pub fn freed(&self) -> Arc<Freed> {
         self.freed.clone()
     }
 
-    /// Reads what has arrived, or waits for it. Returns whether anything of the socket was freed; `None` at the end.
+    /// Reads the reports that have arrived, or waits for some. Returns whether anything of the socket was freed; `None`
+    /// at the end.
     pub fn read(&mut self) -> Option<bool> {
         match self.stream.read(&mut self.buffer[self.filled..]) {
             Ok(0) => return None,

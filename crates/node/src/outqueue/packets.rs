@@ -1,4 +1,4 @@
-//! The send queue of raw sockets under `coorp emu`: which of the agent's packets its card has freed.
+//! The send queue of raw sockets under `coorp emu`: shows which of the agent's packets the emulator's card has freed.
 //!
 //! The emulator names each by its IPv4 identification and its total length; the records are described in `coorp-emu`'s
 //! `outqueue.rs`.
@@ -13,15 +13,15 @@ use super::emulated::{Freed, RECORD_BYTES, VARIABLE};
 
 /// The number of records read at once.
 const READ_MAX: usize = 1_024;
-/// The most packets that are waited for; more than a card and its queue hold.
+/// The maximum number of awaited packets; more than a card and its queue hold.
 const AWAITED_MAX: usize = 16_384;
 
-/// What the emulator's card has freed of several raw sockets.
+/// The packets of several raw sockets that the emulator's card has freed.
 #[derive(Debug)]
 pub(crate) struct EmulatedPackets {
     stream: UnixStream,
     sockets: Vec<Arc<Freed>>,
-    /// By name, how many of each socket's packets wait for their record.
+    /// The number of each socket's packets that wait for their records, by name.
     awaited: BTreeMap<(u16, u16, usize), u32>,
     buffer: Vec<u8>,
     filled: usize,
@@ -57,16 +57,16 @@ impl EmulatedPackets {
         self.sockets[socket].clone()
     }
 
-    /// A packet is about to be sent by one of the sockets.
+    /// Expects the record of a packet that one of the sockets is about to send.
     pub fn expect(&mut self, (identification, length): (u16, u16), socket: usize) {
         if self.awaited.len() >= AWAITED_MAX {
-            // The kernel dropped them before the TAP, so no record will come.
+            // The kernel dropped these before the TAP, so their records will not come.
             self.awaited.clear();
         }
         *self.awaited.entry((identification, length, socket)).or_default() += 1;
     }
 
-    /// Reads what has arrived.
+    /// Reads the records that have arrived.
     pub fn read(&mut self) {
         loop {
             match self.stream.read(&mut self.buffer[self.filled..]) {

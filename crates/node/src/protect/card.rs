@@ -1,9 +1,9 @@
-//! Below the gate: raw sockets, one of them for control, and the packets that they have handed to the card. TCP's segments that
-//! come together go together, by a third socket (`segments.rs`).
+//! Below the gate: raw sockets, one of them for control, and the packets that they have handed to the card. TCP's
+//! segments that come together leave together, by a third socket (`segments.rs`).
 //!
-//! Which packets have left is known from the sockets' send queues ([`crate::outqueue`]). These count a packet as long as it
-//! waits for its receiver's hardware address, too, which takes seconds if that receiver is absent. So whatever goes to a
-//! receiver without one (`neighbours.rs`) has a socket of its own, of which nothing is counted.
+//! The sockets' send queues show which packets have left ([`crate::outqueue`]). These also count packets that wait for
+//! their receiver's hardware address, which takes seconds if that receiver is absent. So packets to a receiver without
+//! a known address (`neighbours.rs`) go through a separate socket, which counts nothing.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -25,19 +25,19 @@ use super::segments::{self, Hardware, Segments};
 use crate::links::TOS_VOICE;
 use crate::outqueue::{EmulatedPackets, OutQueue};
 
-/// Packets that may be below before ordinary ones wait. Few, so that a sender of more than the channel carries soon shows, by
-/// packets that wait here; and enough for an aggregate, since others may be just behind.
+/// Number of packets below at which ordinary ones wait. Few, so that a sender of more than the channel carries soon
+/// builds up a queue here; but enough for an aggregate, because others may be just behind.
 pub(super) const BELOW_ORDINARY_MAX: usize = 16;
-/// Packets that are handed over together at most.
+/// Maximum number of packets that are handed over together.
 pub(super) const TOGETHER_MAX: usize = 16;
-/// The most sends that are followed.
+/// Maximum number of sends that are followed.
 const FOLLOWED_MAX: usize = 4_096;
-/// Packets that the card holds for this long are lost to its count.
+/// Packets that the card holds for this long are missing from its count.
 const HELD_MAX: Duration = Duration::from_secs(10);
 const CONTROL_HELD_MAX: Duration = Duration::from_millis(100);
 /// The size of a socket's send buffer. The gate keeps it nearly empty.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
-/// `skb->priority` that names user priorities 6 (AC_VO), whatever the DSCP says: 256 and the priority.
+/// The `skb->priority` for user priority 6 (AC_VO), whatever the DSCP: 256 plus the priority.
 const PRIORITY_VOICE: u32 = 256 + 6;
 /// The lowest DSCP that WiFi does not map to AC_BE or AC_BK.
 const DSCP_VIDEO: u8 = 32;
@@ -50,13 +50,14 @@ const TOGETHER: usize = 2;
 pub(super) struct Card {
     voice: RawSocket,
     rest: RawSocket,
-    /// For segments that go together, with the sender's hardware address; `None` if the interface or the kernel takes none.
+    /// The socket for segments that leave together, with the sender's hardware address; `None` if the interface or the
+    /// kernel takes none.
     together: Option<(RawSocket, Hardware)>,
     /// The interface's number.
     index: u32,
-    /// The number of packets that have left, control aside.
+    /// The number of packets that have left, except control.
     left: u64,
-    /// For receivers whose hardware address is unknown.
+    /// The socket for receivers whose hardware address is unknown.
     unknown: Socket,
     neighbours: Neighbours,
     emulated: Option<EmulatedPackets>,
@@ -64,31 +65,31 @@ pub(super) struct Card {
     fresh: u16,
 }
 
-/// A raw socket, and what it has handed over.
+/// A raw socket, and the packets that it has handed over.
 struct RawSocket {
     /// The number for the emulator.
     number: usize,
     socket: Socket,
     queue: OutQueue,
-    /// Handed over and not left, in order.
+    /// The sends handed over that have not left, in order.
     sends: VecDeque<Sent>,
-    /// How many packets these are.
+    /// The number of these packets.
     below: usize,
     /// The end of the newest packet in the send queue.
     mark: u64,
-    /// A packet that the card holds for longer is lost to its count.
+    /// A packet that the card holds for longer is missing from its count.
     held_max: Duration,
 }
 
 /// A packet that was handed over, or several segments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
-    /// When.
+    /// The time of the handover.
     pub at: Instant,
-    /// The number of packets that had left then, and once it had left itself.
+    /// The number of packets that had left then, and the number once this one had left.
     pub left_before: u64,
     pub left_by: u64,
-    /// The flow, if it is control and the robot knows the flow.
+    /// The flow, if the packet is control and the robot knows the flow.
     pub flow: Option<FlowId>,
     pub class: Class,
     packets: usize,
@@ -105,11 +106,11 @@ impl Card {
         let together = outlet.hardware.filter(|_| outlet.has_neighbours).and_then(|own| {
             let socket = segments::open().and_then(|socket| {
                 let plain = segments::has_plain_frames(&socket, outlet.index, outlet.mtu);
-                let unlike = || io::Error::other(format!("frames of {} do not begin as Ethernet's", outlet.interface));
+                let unlike = || io::Error::other(format!("frames of {} are not plain Ethernet", outlet.interface));
                 plain.then_some(socket).ok_or_else(unlike)
             });
             let opened = socket.and_then(|socket| RawSocket::by(socket, TOGETHER, emulated.as_ref(), HELD_MAX));
-            let kept = opened.inspect_err(|error| tracing::info!("segments of TCP go one by one: {error}"));
+            let kept = opened.inspect_err(|error| tracing::info!("TCP segments are sent one by one: {error}"));
             kept.ok().map(|socket| (socket, own))
         });
         Ok(Card {
@@ -125,7 +126,7 @@ impl Card {
         })
     }
 
-    /// Returns the number of packets below, control aside.
+    /// Returns the number of packets below, except control.
     pub fn below(&self) -> usize {
         self.rest.below + self.together.as_ref().map_or(0, |(socket, _)| socket.below)
     }
@@ -135,12 +136,12 @@ impl Card {
         self.voice.below + self.below() == 0
     }
 
-    /// Returns whether segments can go together at all.
+    /// Returns whether segments can be sent together.
     pub fn takes_segments(&self) -> bool {
         self.together.is_some()
     }
 
-    /// Returns how many segments may go together now to a receiver, of so many packets that may go at all.
+    /// Returns how many segments may leave together now to a receiver, at most `most`.
     pub fn together(&mut self, receiver: Ipv4Addr, most: usize, now: Instant) -> usize {
         if self.together.is_some() && self.neighbours.hardware(receiver, now).is_some() {
             most
@@ -149,12 +150,12 @@ impl Card {
         }
     }
 
-    /// No packet is in a hurry now.
+    /// Uses a time at which no packet is urgent to refresh the neighbours.
     pub fn rest(&mut self, now: Instant) {
         self.neighbours.refresh(now);
     }
 
-    /// Returns whether all that was handed over until then has left.
+    /// Returns whether everything handed over until then has left.
     pub fn has_sent_until(&self, then: Instant) -> bool {
         let together = self.together.as_ref().map(|(socket, _)| socket);
         let sockets = [&self.voice, &self.rest].into_iter().chain(together);
@@ -162,15 +163,16 @@ impl Card {
         oldest.all(|sent| sent.at > then)
     }
 
-    /// Sends packets of one class, at most [`TOGETHER_MAX`]. With `flow`, they are a message of it, which has left once the last
-    /// of them has. Those that the kernel does not take are lost: their link is down, or they are too long.
+    /// Sends packets of one class, at most [`TOGETHER_MAX`]. With `flow`, they are a message of that flow, which has
+    /// left once the last packet has. Packets that the kernel does not take are lost: their link is down, or they are
+    /// too long.
     pub fn send(&mut self, packets: Vec<Packet>, class: Class, flow: Option<FlowId>, now: Instant) {
         let mut ones = Vec::with_capacity(packets.len());
         for packet in packets {
             match packet {
                 Packet::One(one) => ones.push(one.into_bytes()),
                 Packet::Segments(segments) => {
-                    // In their order.
+                    // Keep the order.
                     self.send_ones(std::mem::take(&mut ones), class, flow, now);
                     self.send_segments(segments, class, now);
                 }
@@ -218,19 +220,19 @@ impl Card {
         }
     }
 
-    /// Sends segments together that are not control, to a receiver whose hardware address is known.
+    /// Sends segments that are not control together, to a receiver whose hardware address is known.
     fn send_segments(&mut self, mut segments: Segments, class: Class, now: Instant) {
         mark(segments.bytes_mut(), class);
         let (first, _) = self.name(segments.bytes_mut());
         let receiver = packet::to(segments.header());
         let to = self.neighbours.hardware(receiver, now);
         let (Some((by, own)), Some(to)) = (&mut self.together, to) else {
-            // Looked up a moment ago.
+            // The address was known a moment ago.
             return self.send_ones(Packet::Segments(segments).one_by_one(), class, None, now);
         };
         let lengths: Vec<usize> = segments.lengths().collect();
         let (bytes, packets) = (lengths.iter().sum(), lengths.len());
-        // Both the kernel and the emulator count one packet for each.
+        // Both the kernel and the emulator count one packet per segment.
         let (own, index, socket) = (*own, self.index, &by.socket);
         let sent = by.queue.send(bytes, packets, || segments.send(socket, index, own, to));
         let mark = match sent {
@@ -255,7 +257,7 @@ impl Card {
         });
     }
 
-    /// Gives a packet an identification if it has none; returns its name for the emulator.
+    /// Gives a packet an identification if it has none. Returns the packet's name for the emulator.
     pub fn name(&mut self, packet: &mut [u8]) -> (u16, u16) {
         let name = packet::name(packet, self.fresh);
         if name.0 == self.fresh {
@@ -285,7 +287,7 @@ impl Card {
     }
 }
 
-/// Marks what bulk and control need.
+/// Sets the marks that bulk and control need.
 fn mark(packet: &mut [u8], class: Class) {
     match class {
         Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
@@ -296,7 +298,7 @@ fn mark(packet: &mut [u8], class: Class) {
 
 /// Returns a socket whose packets leave by one interface.
 fn open_raw(outlet: &Outlet) -> io::Result<Socket> {
-    // With this protocol, packets come with their headers, and nothing is ever received.
+    // With this protocol, packets are sent with their headers, and nothing is ever received.
     let raw = Protocol::from(libc::IPPROTO_RAW);
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw))?;
     socket.bind_device(Some(outlet.interface.as_bytes()))?;
@@ -321,7 +323,7 @@ impl RawSocket {
         emulated: Option<&EmulatedPackets>,
         held_max: Duration,
     ) -> io::Result<RawSocket> {
-        // More than the system usually allows, for which being root suffices.
+        // This is more than the system usually allows, but root may have it.
         setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES)
             .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER_BYTES))?;
         let queue = OutQueue::of(&socket, emulated.map(|emulated| emulated.freed(number)))?;
@@ -336,7 +338,8 @@ impl RawSocket {
         })
     }
 
-    /// Hands packets over to the kernel. Returns the places of those that it took, each with its end in the send queue.
+    /// Hands packets over to the kernel. Returns the indices of those that it took, each with its end in the send
+    /// queue.
     fn hand_over<T>(&mut self, packets: &[(&[u8], SocketAddrV4, T)]) -> Vec<(usize, u64)> {
         let slices: Vec<_> = packets.iter().map(|(packet, ..)| [IoSlice::new(packet)]).collect();
         let addresses: Vec<_> = packets.iter().map(|(_, to, _)| to.as_any()).collect();
@@ -355,7 +358,7 @@ impl RawSocket {
             });
             if let Err(error) = sent {
                 tracing::debug!("a packet of {} bytes is lost: {error}", packets[at].0.len());
-                // The socket is full for those behind it, too; a firewall or a route may be against this one alone.
+                // A full socket is also full for the packets behind; a firewall or a route may refuse only this one.
                 let full = error.kind() == io::ErrorKind::WouldBlock;
                 at = if full { packets.len() } else { at + 1 };
                 continue;
@@ -364,13 +367,13 @@ impl RawSocket {
             let whole = bytes(at..through).max(1);
             self.queue.give_up(all.saturating_sub(whole));
             taken.extend((at..through).map(|one| (one, from + (until - from) * bytes(at..one + 1) / whole)));
-            // A call that takes none and says nothing would go on for ever.
+            // A call that takes no packet and returns no error would repeat forever.
             (self.mark, at) = (until, through.max(at + 1));
         }
         taken
     }
 
-    /// Follows a send. Returns how many packets are followed no longer for that.
+    /// Follows a send. Returns the number of packets that are no longer followed because of it.
     fn push(&mut self, sent: Sent) -> u64 {
         let oldest = (self.sends.len() >= FOLLOWED_MAX).then(|| self.sends.pop_front());
         let forgotten = oldest.flatten().map_or(0, |oldest| oldest.packets);

@@ -1,13 +1,13 @@
-//! Fragments that leave as they were handed over.
+//! Makes fragments leave as they were handed over.
 //!
-//! Where a firewall follows connections, the kernel joins the fragments of a raw socket before it looks at them. The first ones
-//! then wait for the last, which waits here until few packets are below: for good, and everything behind them too.
+//! If a firewall tracks connections, the kernel joins the fragments of a raw socket before it looks at them. The first
+//! ones then wait for the last, which waits here until few packets are below: forever, with everything behind them.
 
 use std::io;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
-/// Lets a raw socket's fragments pass on their own.
+/// Lets a raw socket's fragments pass one by one.
 #[allow(unsafe_code)]
 pub(super) fn keep(socket: &impl AsRawFd) -> io::Result<()> {
     let on: libc::c_int = 1;

@@ -1,8 +1,8 @@
-//! Which receivers on an interface's network have a known hardware address, and which: packets to others wait in the kernel for
-//! seconds, and then get lost.
+//! Knows which receivers on an interface's network have a known hardware address, and the addresses. Packets to other
+//! receivers wait in the kernel for seconds, and then get lost.
 //!
-//! Known from `/proc/net/arp`, which takes some 0.1 ms. So it is read anew between packets while some go, and before one only if its
-//! receiver is not known, or was known a while ago.
+//! The source is `/proc/net/arp`, which takes some 0.1 ms to read. So it is usually read between packets while there is
+//! traffic. It is read before a packet only if the receiver is unknown, or was known too long ago.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -13,12 +13,12 @@ use pnet_datalink::MacAddr;
 use super::routes::Outlet;
 use super::segments::Hardware;
 
-/// How long what was read holds: of a receiver that was there, until it is read anew between packets or before one; and of one
-/// that was not there and may be found any moment.
+/// Time for which what was read is valid: for a known receiver, until it is read again between packets, and before a
+/// packet; and for an unknown receiver, which may be found at any moment.
 const FRESH_FOR: Duration = Duration::from_millis(200);
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 const UNKNOWN_FOR: Duration = Duration::from_millis(10);
-/// The most that is read of the table.
+/// The maximum number of lines read from the table.
 const LINES_MAX: usize = 4_096;
 /// `ATF_COM`: the entry is complete.
 const COMPLETE: u32 = 0x02;
@@ -27,12 +27,12 @@ const COMPLETE: u32 = 0x02;
 #[derive(Debug)]
 pub(super) struct Neighbours {
     interface: String,
-    /// Whether the interface has any; else each packet just goes.
+    /// Whether the interface has neighbours; otherwise, no packet has to wait.
     any: bool,
-    /// Without an address as Ethernet has it, if theirs are of another kind.
+    /// The known receivers; `None` if the hardware address is not an Ethernet address.
     known: BTreeMap<Ipv4Addr, Option<Hardware>>,
     read_at: Option<Instant>,
-    /// Whether packets went since.
+    /// Whether packets were sent since then.
     is_asked: bool,
 }
 
@@ -64,7 +64,7 @@ impl Neighbours {
         !self.any || self.known.contains_key(&receiver)
     }
 
-    /// No packet is in a hurry now. Reads anew what was asked for and is no longer fresh.
+    /// Reads the table again if it was used and is no longer fresh. For times at which no packet is urgent.
     pub fn refresh(&mut self, now: Instant) {
         if self.any && self.is_asked && self.is_older(FRESH_FOR, now) {
             self.read(now);
@@ -79,12 +79,12 @@ impl Neighbours {
         (self.read_at, self.is_asked) = (Some(now), false);
         match std::fs::read_to_string("/proc/net/arp") {
             Ok(table) => self.known = complete(&table, &self.interface),
-            // Without it, better no packet waits than every one.
+            // Without the table, it is better that no packet waits than that all do.
             Err(_) => self.any = false,
         }
     }
 
-    /// Returns a receiver's hardware address, if it has one that is known.
+    /// Returns a receiver's hardware address, if it is known.
     pub fn hardware(&mut self, receiver: Ipv4Addr, now: Instant) -> Option<Hardware> {
         if !self.knows(receiver, now) {
             return None;

@@ -1,8 +1,8 @@
 //! IPv4 packets, as far as the agent reads and changes them.
 //!
-//! The TUN has the largest MTU that there is, so that datagrams arrive whole: then they can be judged, taken apart and
-//! dropped as a whole. What is longer than the interface's MTU is cut into fragments here ([`Packet::cut`]). TCP's segments may come
-//! together ([`Segments`]).
+//! The TUN has the largest possible MTU, so that datagrams arrive whole and can be classified, taken apart and dropped
+//! as a whole. Packets longer than the interface's MTU are cut into fragments here ([`Packet::cut`]). TCP's segments
+//! may come together ([`Segments`]).
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -16,30 +16,32 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const HEADER_BYTES: usize = 20;
 const UDP_HEADER_BYTES: usize = 8;
-/// Where a header has its type of service, its length, its identification, the fragment's place, and its checksum.
+/// The offsets in a header of the type of service, the length, the identification, the fragment's place, and the
+/// checksum.
 const TOS: usize = 1;
 const LENGTH: usize = 2;
 const IDENTIFICATION: usize = 4;
 const FRAGMENT: usize = 6;
 const CHECKSUM: usize = 10;
 const ADDRESSES: std::ops::Range<usize> = 12..20;
-/// In the word at `FRAGMENT`: whether it must not be cut, whether more fragments follow, and its place in units of 8 bytes.
+/// In the word at `FRAGMENT`: whether the packet must not be cut, whether more fragments follow, and the place in units
+/// of 8 bytes.
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const PLACE: u16 = 0x1fff;
 
-/// Datagrams whose fragments are expected at a time.
+/// Maximum number of datagrams whose fragments are expected at a time.
 const CUT_MAX: usize = 64;
 
-/// The flows of datagrams whose first fragments have passed: only these have ports. The kernel cuts what is longer than
-/// 65,520 bytes, whatever the MTU, and sends the pieces in order.
+/// The flows of datagrams whose first fragments have passed: only these have ports. The kernel cuts datagrams longer
+/// than 65,520 bytes, whatever the MTU, and sends the pieces in order.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
     recent: VecDeque<([u8; 11], Flow)>,
 }
 
 impl Cut {
-    /// A packet of this flow is sent, perhaps a first fragment.
+    /// Remembers the flow of a packet, if the packet is a first fragment.
     pub fn remember(&mut self, packet: &[u8], flow: Flow) {
         if word(packet, FRAGMENT) & (MORE_FRAGMENTS | PLACE) == MORE_FRAGMENTS {
             self.recent.push_front((datagram(packet), flow));
@@ -55,7 +57,7 @@ impl Cut {
     }
 }
 
-/// Returns what identifies a datagram's fragments: addresses, identification and protocol.
+/// Returns the bytes that identify a datagram's fragments: addresses, identification and protocol.
 fn datagram(packet: &[u8]) -> [u8; 11] {
     let mut name = [0; 11];
     name[..8].copy_from_slice(&packet[ADDRESSES]);
@@ -128,7 +130,7 @@ pub(super) fn parts<'m>(
         let mut part = [&packet[..at + UDP_HEADER_BYTES], &payload].concat();
         let bytes = part.len() as u16;
         set_length(&mut part);
-        // Otherwise all parts would have the same.
+        // Otherwise all parts would have the same identification.
         part[IDENTIFICATION..IDENTIFICATION + 2].fill(0);
         part[at + 4..at + 6].copy_from_slice(&(bytes - at as u16).to_be_bytes());
         set_udp_checksum(&mut part, at);
@@ -149,7 +151,7 @@ pub(super) fn of(head: Head, bytes: usize, content: Content) -> Head {
     }
 }
 
-/// What waits, and what is handed over.
+/// A packet that waits or is handed over.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
     One(One),
@@ -157,12 +159,12 @@ pub(super) enum Packet {
 }
 
 impl Packet {
-    /// One complete packet.
+    /// Wraps one complete packet.
     pub fn of(bytes: Box<[u8]>) -> Self {
         Packet::One(One { bytes, cut: 0 })
     }
 
-    /// Returns how many packets it is on the air.
+    /// Returns the number of packets on the air.
     pub fn count(&self) -> usize {
         match self {
             Packet::One(_) => 1,
@@ -178,18 +180,18 @@ impl Packet {
         }
     }
 
-    /// Cuts a fragment off that fits an MTU, or at most so many segments, if there is more. Returns also by how much the rest is
-    /// shorter.
+    /// Cuts off a fragment that fits an MTU, or at most `most` segments, if there is more. Also returns by how much the
+    /// rest is shorter.
     pub fn cut(&mut self, mtu: usize, most: usize) -> Option<(Packet, u32)> {
         match self {
             Packet::One(one) => one.cut(mtu),
-            // They came while the MTU was larger: alone, the kernel sees that they are too long.
+            // These came while the MTU was larger: sent singly, they show the kernel that they are too long.
             Packet::Segments(segments) if segments.longest() > mtu => segments.cut(1),
             Packet::Segments(segments) => segments.cut(most),
         }
     }
 
-    /// Cuts off what can be lost alone.
+    /// Cuts off the smallest part that can be lost by itself.
     pub fn cut_lost(&mut self) -> Option<(Packet, u32)> {
         match self {
             Packet::One(_) => None,
@@ -197,7 +199,7 @@ impl Packet {
         }
     }
 
-    /// Returns all that is left, one by one.
+    /// Returns everything that is left, packet by packet.
     pub fn one_by_one(self) -> Vec<Box<[u8]>> {
         let mut ones = Vec::with_capacity(self.count());
         let mut add = |packet| {
@@ -230,13 +232,13 @@ impl Packet {
 #[derive(Clone, Debug)]
 pub(super) struct One {
     bytes: Box<[u8]>,
-    /// How much of what is inside has been cut off.
+    /// The number of payload bytes that have been cut off.
     cut: usize,
 }
 
 impl One {
-    /// Cuts a fragment of at most this many bytes off (RFC 791, section 3.2), if the rest is longer. Returns also by how much
-    /// the rest is shorter. The packet must have an identification. All fragments keep all options.
+    /// Cuts off a fragment of at most this many bytes (RFC 791, section 3.2), if the rest is longer. Also returns by
+    /// how much the rest is shorter. The packet must have an identification. All fragments keep all options.
     fn cut(&mut self, mtu: usize) -> Option<(Packet, u32)> {
         let at = header_bytes(&self.bytes);
         let left = self.bytes.len() - at - self.cut;
@@ -257,7 +259,7 @@ impl One {
         }
     }
 
-    /// Returns the next fragment, with so many bytes inside.
+    /// Returns the next fragment, with this many payload bytes.
     fn fragment(&self, inside: usize) -> Box<[u8]> {
         let (header, all) = self.bytes.split_at(header_bytes(&self.bytes));
         let mut fragment = [header, &all[self.cut..self.cut + inside]].concat();
@@ -292,13 +294,13 @@ pub(super) fn finish(packet: &mut [u8]) {
     packet[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Returns whether the sender forbids that the packet is cut.
+/// Returns whether the sender forbids cutting the packet.
 pub(super) fn is_uncuttable(packet: &[u8]) -> bool {
     word(packet, FRAGMENT) & DONT_FRAGMENT != 0
 }
 
-/// Returns what its sender is told of a packet that is too long and must not be cut: 'fragmentation needed' (RFC 1191),
-/// as if its receiver said so.
+/// Returns the answer to the sender of a packet that is too long and must not be cut: 'fragmentation needed' (RFC
+/// 1191), as if from its receiver.
 pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
     const ICMP: u8 = 1;
     const ICMP_HEADER_BYTES: usize = 8;
@@ -326,7 +328,7 @@ pub(super) fn header_bytes(packet: &[u8]) -> usize {
     usize::from(packet[0] & 0x0f) * 4
 }
 
-/// Recomputes the checksum of UDP at this place, if there is one.
+/// Recomputes the checksum of UDP at this offset, if there is one.
 fn set_udp_checksum(packet: &mut [u8], at: usize) {
     let checksum = at + 6..at + 8;
     if packet[checksum.clone()] == [0, 0] {
@@ -334,7 +336,7 @@ fn set_udp_checksum(packet: &mut [u8], at: usize) {
     }
     packet[checksum.clone()].fill(0);
     let pseudo = pseudo_sum(packet, at);
-    // 0 would say that there is none.
+    // 0 would mean that there is no checksum.
     let sum = match !ones_sum(&packet[at..], u32::from(pseudo)) {
         0 => u16::MAX,
         sum => sum,
@@ -342,7 +344,7 @@ fn set_udp_checksum(packet: &mut [u8], at: usize) {
     packet[checksum].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Returns the sum of the header before what begins at this place (RFC 9293, section 3.1).
+/// Returns the sum of the pseudo-header for the payload at this offset (RFC 9293, section 3.1).
 pub(super) fn pseudo_sum(packet: &[u8], at: usize) -> u16 {
     ones_sum(
         &packet[ADDRESSES],
@@ -350,7 +352,7 @@ pub(super) fn pseudo_sum(packet: &[u8], at: usize) -> u16 {
     )
 }
 
-/// Returns the ones' complement sum of words (RFC 1071) and of what was summed before.
+/// Returns the ones' complement sum of words (RFC 1071), added to an earlier sum.
 pub(super) fn ones_sum(bytes: &[u8], before: u32) -> u16 {
     let words = bytes.chunks_exact(2);
     let last = words.remainder().first().map_or(0, |byte| u32::from(*byte) << 8);
@@ -367,7 +369,7 @@ pub(super) fn is_fragment(header: &[u8]) -> bool {
     word(header, FRAGMENT) & (MORE_FRAGMENTS | PLACE) != 0
 }
 
-/// Returns the number of the protocol inside.
+/// Returns the number of the payload's protocol.
 pub(super) fn protocol(packet: &[u8]) -> u8 {
     packet[9]
 }
@@ -378,7 +380,7 @@ pub(super) fn set_length(packet: &mut [u8]) {
     packet[LENGTH..LENGTH + 2].copy_from_slice(&bytes.to_be_bytes());
 }
 
-/// Counts a packet's identification up, as for segments behind it.
+/// Increases a packet's identification, as for later segments.
 pub(super) fn add_to_identification(packet: &mut [u8], more: u16) {
     let own = word(packet, IDENTIFICATION).wrapping_add(more);
     packet[IDENTIFICATION..IDENTIFICATION + 2].copy_from_slice(&own.to_be_bytes());
@@ -394,13 +396,13 @@ pub(super) fn to(packet: &[u8]) -> Ipv4Addr {
     Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19])
 }
 
-/// Sets the DSCP and leaves ECN as it is. The kernel computes the header's checksum when the packet is sent.
+/// Sets the DSCP and leaves ECN unchanged. The kernel computes the header's checksum when the packet is sent.
 pub(super) fn set_dscp(packet: &mut [u8], dscp: u8) {
     packet[TOS] = dscp << 2 | packet[TOS] & 0b11;
 }
 
-/// Returns the identification and the total length, by which the emulator names a packet. The kernel sets an
-/// identification of 0 to something else, so `fresh` does it; all fragments of a packet get the same one.
+/// Returns the identification and the total length, by which the emulator names a packet. The kernel would replace an
+/// identification of 0, so this sets it to `fresh`; all fragments of a packet get the same one.
 pub(super) fn name(packet: &mut [u8], fresh: u16) -> (u16, u16) {
     if word(packet, IDENTIFICATION) == 0 {
         let fresh = if is_fragment(packet) { u16::MAX } else { fresh };
@@ -542,7 +544,7 @@ mod tests {
                 let content = rtps(part, &again).unwrap().content().unwrap();
                 assert_eq!(of(again, part.len(), content), *head);
                 assert_eq!(usize::from(word(part, 24)), part.len() - 20);
-                // Over a right packet, the sum is all ones.
+                // Over a correct packet, the sum is all ones.
                 let pseudo = ones_sum(&part[ADDRESSES], u32::from(UDP) + (part.len() - 20) as u32);
                 let sum = ones_sum(&part[20..], u32::from(pseudo));
                 assert!(if checksum == 0 {

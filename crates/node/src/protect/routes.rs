@@ -1,16 +1,16 @@
-//! The way that programs' packets take: what they send to an interface's own network goes into a TUN.
+//! Routes programs' packets: what they send to an interface's own network goes into a TUN.
 //!
-//! A policy rule looks into a table of ours, which routes that network into the TUN. A rule before it finds the main table's
-//! routes into parts of that network, such as a bridge's. If the agent dies, however that happens, its TUN goes, and the table's
-//! route with it: the rule finds nothing, and packets flow as before. So rules that were left do no harm; the next start
-//! deletes them. Sockets that are bound to the interface look only for routes over it, and so go round the TUN: those of the
-//! agent, and any other program's.
+//! A policy rule looks up a table of ours, which routes that network into the TUN. A rule before it finds the main
+//! table's routes into parts of that network, such as a bridge's. If the agent dies in any way, its TUN disappears, and
+//! the table's route with it: the rule finds nothing, and packets flow as before. So leftover rules do no harm; the
+//! next start deletes them. Sockets that are bound to the interface use only routes over it, and so bypass the TUN: the
+//! agent's sockets, and any other program's.
 //!
-//! A strict reverse-path filter would drop what arrives from that network by the interface: it becomes loose. A rule that does
-//! nothing notes what it was. The note is gone when the setting is, with the network namespace or at the next boot, and until
-//! then whoever clears the rules puts the filter back, whichever agent has died.
+//! A strict reverse-path filter would drop packets that arrive from that network over the interface, so the agent makes
+//! it loose. A rule without effect records the earlier setting. The record lives as long as the setting: until the
+//! network namespace ends, or the next boot. Until then, whichever agent clears the rules also restores the filter.
 //!
-//! Left out: IPv6, broadcast and multicast, and what goes beyond the interface's own network.
+//! Left out: IPv6, broadcast, multicast, and packets to other networks than the interface's own.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,28 +23,29 @@ use coorp_team::PATHS_MAX;
 use super::segments::Hardware;
 use crate::Error;
 
-/// The priority of the first path's first rule: ahead of tailscale's (5,210) and of all that people usually have.
+/// The priority of the first path's first rule: ahead of Tailscale's (5,210) and of all rules that people usually have.
 const PRIORITY: usize = 5_190;
 /// The number of the first path's table.
 const TABLE: usize = 7_460;
-/// The most rules that are looked at, and that earlier starts can have left.
+/// The maximum number of rules that are read, and that earlier starts can have left.
 const RULES_MAX: usize = 4_096;
 const LEFT_MAX: usize = 256;
-/// The TUN's MTU: datagrams come whole, and are cut by the agent.
+/// The TUN's MTU: datagrams come whole, and the agent cuts them.
 const MTU: usize = 65_535;
 /// The headers of IPv4 and TCP without options.
 const TCP_HEADERS_BYTES: usize = 40;
-/// Packets that wait in a TUN before the kernel drops some. Senders are not charged for them: of 64 kB, they take 65 MB.
+/// Number of packets that wait in a TUN before the kernel drops some. Senders are not charged for them: with 64 kB
+/// each, they take 65 MB.
 pub(super) const QUEUE_PACKETS: usize = 1_000;
 /// Values of `rp_filter`: strict, and loose.
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
-/// The mark in the rule that notes what a filter was.
+/// The mark in the rule that records a filter's earlier setting.
 const NOTES: [(&str, &str); 2] = [("0x1", "0"), ("0x2", STRICT)];
-/// `IFF_NOARP`: whatever is sent over such an interface needs no neighbour.
+/// `IFF_NOARP`: packets over such an interface need no hardware address.
 const NO_ARP: u32 = 0x80;
 
-/// The routes into a TUN, until dropped.
+/// The routes into a TUN, until they are dropped.
 #[derive(Debug)]
 pub(super) struct Routes {
     path: usize,
@@ -52,16 +53,16 @@ pub(super) struct Routes {
     inwards: Option<String>,
 }
 
-/// An interface, with the network that it is in.
+/// An interface and its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outlet {
     pub interface: String,
-    /// The kernel's number, which a card that is plugged in again does not keep.
+    /// The kernel's number of the card, which changes when the card is plugged in again.
     pub index: u32,
-    /// Of an interface that has one.
+    /// The hardware address, if the interface has one.
     pub hardware: Option<Hardware>,
     pub address: Ipv4Addr,
-    /// As `10.77.0.0/24`.
+    /// The network, in the form `10.77.0.0/24`.
     pub network: String,
     prefix: u8,
     pub mtu: usize,
@@ -70,7 +71,7 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Looks an interface up.
+    /// Looks up an interface.
     pub fn of(interface: &str) -> Result<Outlet, Error> {
         let found = pnet_datalink::interfaces()
             .into_iter()
@@ -101,7 +102,8 @@ impl Outlet {
 }
 
 impl Routes {
-    /// Brings a TUN up and routes an outlet's network into it, and what comes out of it to this machine, if anything is to.
+    /// Brings up a TUN and routes an outlet's network into it. With `inwards`, also routes what comes out of it to this
+    /// machine.
     pub fn set(path: usize, tun: &str, outlet: &Outlet, inwards: bool) -> Result<Routes, Error> {
         let Outlet {
             interface,
@@ -112,24 +114,25 @@ impl Routes {
             ..
         } = outlet;
         for undone in forget(path)? {
-            tracing::info!("undid what an agent that was killed had left: {undone}");
+            tracing::info!("undid what a killed agent had left: {undone}");
         }
         let mut routes = Routes { path, inwards: None };
-        // Without an address of its own: some programs announce every address that the machine has.
+        // The TUN gets no address: some programs announce every address of the machine.
         ip(&format!(
             "link set dev {tun} mtu {MTU} txqueuelen {QUEUE_PACKETS} addrgenmode none"
         ))?;
         ip(&format!("link set dev {tun} up"))?;
         let [first, second] = priorities(path);
         let table = TABLE + path;
-        // As if beyond a router: else the kernel would take the TUN for the way to routers of new routes. The MTU is locked, so
-        // that only what a program itself forbids to be cut says so. TCP's segments fit the interface.
+        // The scope is global: otherwise the kernel would use the TUN as the way to the routers of new routes. The MTU
+        // is locked, so that only packets that a program itself forbids to cut have the flag. TCP's segments fit the
+        // interface.
         let segment = mtu.saturating_sub(TCP_HEADERS_BYTES);
         ip(&format!(
             "-4 route replace {network} dev {tun} src {address} scope global table {table} mtu lock {MTU} advmss {segment}"
         ))?;
         if inwards {
-            // Behind the kernel's own, which goes while the interface is down.
+            // This comes after the kernel's own route, which disappears while the interface is down.
             let route = format!("local {address} dev {tun} table local metric {TABLE}");
             ip(&format!("-4 route replace {route}"))?;
             routes.inwards = Some(route);
@@ -137,7 +140,7 @@ impl Routes {
         }
         routes.loosen(interface)?;
         note_ipv6(interface);
-        // As if the kernel had made them: systemd-networkd deletes the rules of others.
+        // Mark the rules as the kernel's: systemd-networkd deletes other programs' rules.
         ip(&format!(
             "-4 rule add pref {first} iif lo lookup main suppress_prefixlength {prefix} protocol kernel"
         ))?;
@@ -147,10 +150,10 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Makes the reverse-path filter loose if it is strict, and notes what it was.
+    /// Makes the reverse-path filter loose if it is strict, and records the earlier setting.
     fn loosen(&self, interface: &str) -> Result<(), Error> {
         let own = filter_of(interface);
-        // The greater of the two counts.
+        // The greater of the two applies.
         if own == LOOSE || ![own.as_str(), filter_of("all").as_str()].contains(&STRICT) {
             return Ok(());
         }
@@ -163,7 +166,7 @@ impl Routes {
         ))?;
         if let Err(error) = fs::write(filter_file(interface), LOOSE) {
             let file = filter_file(interface);
-            tracing::warn!("{} stays strict, which may drop what arrives: {error}", file.display());
+            tracing::warn!("{} stays strict, which may drop arriving packets: {error}", file.display());
         }
         Ok(())
     }
@@ -173,22 +176,22 @@ impl Drop for Routes {
     fn drop(&mut self) {
         // Another machine may have the address next.
         if let Some(Err(error)) = self.inwards.take().map(|route| ip(&format!("-4 route del {route}"))) {
-            tracing::debug!("a route went with its interface: {error}");
+            tracing::debug!("a route disappeared with its interface: {error}");
         }
         if let Err(error) = forget(self.path) {
-            tracing::warn!("rules stay, and do no harm: {error}");
+            tracing::warn!("policy rules remain, and do no harm: {error}");
         }
     }
 }
 
-/// Lets packets from addresses of any path come out of a TUN. The setting goes with it.
+/// Lets packets from addresses of any path come out of a TUN. The setting disappears with the TUN.
 fn loosen_tun(tun: &str) {
     if let Err(error) = fs::write(filter_file(tun), LOOSE) {
-        tracing::warn!("rp_filter of {tun} is not {LOOSE}, which may drop what other agents have wrapped: {error}");
+        tracing::warn!("rp_filter of {tun} is not {LOOSE}, which may drop packets from other agents: {error}");
     }
 }
 
-/// Says that an interface has an IPv6 address by which others may reach it past the agent.
+/// Warns that an interface has an IPv6 address, at which other machines may reach it past the agent.
 fn note_ipv6(interface: &str) {
     let found = pnet_datalink::interfaces();
     let ours = found.iter().filter(|one| one.name == interface);
@@ -203,7 +206,7 @@ fn note_ipv6(interface: &str) {
     }
 }
 
-/// Returns the file of an interface's reverse-path filter, or that of all.
+/// Returns the file of the reverse-path filter of an interface, or of `all`.
 fn filter_file(interface: &str) -> PathBuf {
     PathBuf::from(format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter"))
 }
@@ -213,7 +216,7 @@ fn filter_of(interface: &str) -> String {
     value.trim().to_owned()
 }
 
-/// Undoes what an agent that was killed has left on this machine. Returns what that was, in words.
+/// Undoes what a killed agent has left on this machine. Returns descriptions of what was undone.
 ///
 /// # Errors
 /// If an agent protects this machine now, or the machine refuses.
@@ -222,7 +225,7 @@ pub fn unprotect() -> Result<Vec<String>, Error> {
     let mut ours = (0..PATHS_MAX).map(super::protect_interface);
     if let Some(taken) = ours.find(|name| interfaces.iter().any(|one| one.name == *name)) {
         return Err(Error::Protect(format!(
-            "an agent protects this machine now, by the interface {taken}: stop it first"
+            "an agent protects this machine now, by the interface {taken}: stop the agent first"
         )));
     }
     let mut undone = Vec::new();
@@ -232,11 +235,11 @@ pub fn unprotect() -> Result<Vec<String>, Error> {
     Ok(undone)
 }
 
-/// Deletes the rules that earlier starts have left of this path and further ones.
+/// Deletes the rules that earlier starts have left for this path and later ones.
 pub(super) fn forget_from(path: usize) {
     for path in path..PATHS_MAX {
         if let Err(error) = forget(path) {
-            tracing::debug!("rules of path {path} stay: {error}");
+            tracing::debug!("rules of path {path} remain: {error}");
         }
     }
 }
@@ -251,7 +254,7 @@ pub fn protect_priorities() -> Range<usize> {
     PRIORITY..PRIORITY + 2 * PATHS_MAX
 }
 
-/// Deletes a path's rules, and puts the filter back that one of them notes. Returns what that was, in words.
+/// Deletes a path's rules, and restores the filter that one of them records. Returns descriptions of what was undone.
 fn forget(path: usize) -> Result<Vec<String>, Error> {
     let left = rules_of(path, &ip("-4 rule")?);
     let mut undone = Vec::new();
@@ -259,15 +262,15 @@ fn forget(path: usize) -> Result<Vec<String>, Error> {
         ip(&format!("-4 rule del pref {priority} {rule}"))?;
         undone.push(format!("the rule {priority}, '{rule}'"));
     }
-    // Only now: with the rules, a strict one drops what arrives.
+    // Only now: together with the rules, a strict filter drops arriving packets.
     for (interface, had) in left.into_iter().filter_map(|left| left.filter) {
-        // Somebody may have set it since.
+        // Another program may have set it since.
         if filter_of(&interface) != LOOSE {
             continue;
         }
         match fs::write(filter_file(&interface), had) {
             Ok(()) => undone.push(format!("rp_filter of {interface}, which is {had} again")),
-            Err(error) => tracing::warn!("rp_filter of {interface} is not {had} again: {error}"),
+            Err(error) => tracing::warn!("cannot set rp_filter of {interface} back to {had}: {error}"),
         }
     }
     Ok(undone)
@@ -276,13 +279,13 @@ fn forget(path: usize) -> Result<Vec<String>, Error> {
 /// A policy rule of ours.
 struct Rule {
     priority: usize,
-    /// As `ip` shows and takes it.
+    /// The rule, in the form that `ip` prints and accepts.
     rule: String,
-    /// An interface, and the filter that it had, which the rule notes.
+    /// An interface and its earlier filter, if the rule records them.
     filter: Option<(String, &'static str)>,
 }
 
-/// Returns a path's rules among all.
+/// Returns the rules of a path, from the list of all rules.
 fn rules_of(path: usize, all: &str) -> Vec<Rule> {
     let [first, second] = priorities(path);
     let ours = |line: &str| {

@@ -1,11 +1,11 @@
 //! TCP's segments that come together: the kernel hands them to the agent as one packet, and takes them back as one, as if the
-//! agent were a network card that cuts them (TSO). That spares most of what the agent costs.
+//! agent were a network card that cuts them (TSO). That saves most of the agent's cost.
 //!
-//! The header before such a packet is that of virtio-net ([`Offer`]), in the machine's byte order. TCP's checksum then is only the
-//! sum over its pseudo-header; whoever cuts the packet finishes it.
+//! A virtio-net header ([`Offer`]), in the machine's byte order, precedes such a packet. TCP's checksum is then only
+//! the sum over its pseudo-header; the code or card that cuts the packet completes it.
 //!
-//! A socket that takes them as they are ([`open`]) stands below IP. So they pass the firewall once, on their way into the TUN, and
-//! their receiver's hardware address has to be known.
+//! A socket that takes these packets unchanged ([`open`]) is below IP. So they pass the firewall once, on their way
+//! into the TUN, and their receiver's hardware address has to be known.
 
 use std::io::{self, IoSlice};
 use std::mem::{size_of, size_of_val, zeroed};
@@ -16,19 +16,20 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::packet::{self, Packet};
 
 const TCP: u8 = 6;
-/// Where TCP's header has its sequence number, its own length in the upper half of a byte, its flags and its checksum.
+/// The offsets in TCP's header of the sequence number, the header's length (in the upper half of a byte), the flags and
+/// the checksum.
 const SEQUENCE: usize = 4;
 const OFFSET: usize = 12;
 const FLAGS: usize = 13;
 const CHECKSUM: usize = 16;
 const TCP_HEADER_BYTES: usize = 20;
-/// Flags that only the last segment has, and only the first.
+/// The flags that only the last segment has, and those that only the first has.
 const FIN_AND_PUSH: u8 = 0x09;
 const WINDOW_REDUCED: u8 = 0x80;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM` and `VIRTIO_NET_HDR_GSO_TCPV4`.
 const NEEDS_CHECKSUM: u8 = 1;
 const OF_TCP4: u8 = 1;
-/// An Ethernet header: the receiver, the sender, and what follows.
+/// The length of an Ethernet header: receiver, sender, and type.
 const ETHERNET_BYTES: usize = 14;
 const IPV4: u16 = 0x0800;
 /// `PACKET_VNET_HDR`.
@@ -37,12 +38,12 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 /// A hardware address.
 pub(super) type Hardware = [u8; 6];
 
-/// What the kernel leaves to whoever takes a packet.
+/// The work that the kernel leaves to the reader of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
-    /// Where to begin the sum, and where it goes, from there.
+    /// The offset at which the sum begins, and the checksum's offset from there.
     checksum: Option<(usize, usize)>,
-    /// The length of a segment, if it is to be cut.
+    /// The length of a segment, if the packet has to be cut.
     segment: Option<usize>,
 }
 
@@ -58,7 +59,8 @@ impl Offer {
         }
     }
 
-    /// Header of a packet behind an Ethernet header, to be cut into segments of this length. TCP and its data begin at these offsets.
+    /// Returns the header of a packet with an Ethernet header, which is to be cut into segments of this length. TCP and
+    /// its data begin at these offsets.
     fn write(segment: usize, tcp_at: usize, data_at: usize) -> [u8; Offer::BYTES] {
         let mut header = [0; Offer::BYTES];
         (header[0], header[1]) = (NEEDS_CHECKSUM, OF_TCP4);
@@ -69,16 +71,16 @@ impl Offer {
         header
     }
 
-    /// Returns whether the packet is several segments, of this length.
+    /// Returns the length of a segment, if the packet consists of several.
     pub fn segment(&self) -> Option<usize> {
         self.segment
     }
 
-    /// Finishes the checksum of a packet, if that was left.
+    /// Completes the checksum of a packet, if the kernel left that.
     pub fn finish(&self, packet: &mut [u8]) {
         let Some((from, at)) = self.checksum else { return };
         if from + at + 2 <= packet.len() {
-            // UDP's 0 would say that there is none; to others, both are the same.
+            // For UDP, 0 would mean that there is no checksum; for others, both values are equivalent.
             let sum = match !packet::ones_sum(&packet[from..], 0) {
                 0 => u16::MAX,
                 sum => sum,
@@ -94,14 +96,14 @@ pub(super) struct Segments {
     bytes: Box<[u8]>,
     tcp_at: usize,
     data_at: usize,
-    /// Each has so many bytes of data, but for the last.
+    /// The number of data bytes of each segment but the last.
     each: usize,
-    /// How much of the data has been cut off.
+    /// The number of data bytes that have been cut off.
     cut: usize,
 }
 
 impl Segments {
-    /// Reads one; `None` if it is none.
+    /// Reads a packet of segments; `None` if it is something else.
     pub fn of(bytes: Box<[u8]>, each: usize) -> Option<Segments> {
         packet::head(&bytes)?;
         let tcp_at = packet::header_bytes(&bytes);
@@ -118,28 +120,28 @@ impl Segments {
         })
     }
 
-    /// Returns how many are left.
+    /// Returns the number of segments left.
     pub fn count(&self) -> usize {
         (self.bytes.len() - self.data_at - self.cut).div_ceil(self.each)
     }
 
-    /// Returns the length of one as it leaves.
+    /// Returns the length of the longest segment as it leaves.
     pub fn longest(&self) -> usize {
         self.data_at + self.each
     }
 
-    /// Returns the length of each that is left.
+    /// Returns the length of each segment that is left.
     pub fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
         let left = self.bytes.len() - self.data_at - self.cut;
         (0..self.count()).map(move |place| self.data_at + self.each.min(left - place * self.each))
     }
 
-    /// Returns the headers of the first one.
+    /// Returns the headers of the first segment.
     pub fn header(&self) -> &[u8] {
         &self.bytes[..self.data_at]
     }
 
-    /// Cuts this many off, if there are more. Returns also by how much the rest is shorter.
+    /// Cuts off at most this many segments, if there are more. Also returns by how much the rest is shorter.
     pub fn cut(&mut self, most: usize) -> Option<(Packet, u32)> {
         let most = most.max(1);
         if self.count() <= most {
@@ -159,7 +161,7 @@ impl Segments {
         }
     }
 
-    /// Returns the next ones, with so many bytes of data: a complete packet if it is one.
+    /// Returns the next segments, with this many bytes of data: as a complete packet if it is only one.
     fn piece(&self, data: usize) -> Packet {
         let from = self.data_at + self.cut;
         let (headers, tcp_at) = (&self.bytes[..self.data_at], self.tcp_at);
@@ -193,12 +195,12 @@ impl Segments {
         })
     }
 
-    /// Returns the bytes, to be changed before it is sent.
+    /// Returns the bytes, to be changed before they are sent.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// Hands them over together.
+    /// Hands the segments over together.
     pub fn send(&mut self, socket: &Socket, index: u32, from: Hardware, to: Hardware) -> io::Result<()> {
         packet::finish(&mut self.bytes);
         let mut ethernet = [0; ETHERNET_BYTES];
@@ -214,7 +216,7 @@ impl Segments {
 /// Returns a socket that takes segments together, and receives nothing.
 ///
 /// # Errors
-/// If the kernel has none.
+/// If the kernel has no such socket.
 #[allow(unsafe_code)]
 pub(super) fn open() -> io::Result<Socket> {
     // With protocol 0, it receives nothing.
@@ -238,10 +240,10 @@ pub(super) fn open() -> io::Result<Socket> {
     }
 }
 
-/// Returns whether frames of an interface begin with an Ethernet header and nothing else. The kernel takes it from the
-/// interface where IP begins, and silently drops what it cannot cut: some cards put a header of their own before it,
-/// and so do some VLANs. The kernel refuses frames by their length before it reads them, so two that cannot be read
-/// tell, and are never sent.
+/// Returns whether frames of an interface begin with an Ethernet header and nothing else. The kernel learns from the
+/// interface where IP begins, and silently drops what it cannot cut: some cards and some VLANs put another header
+/// before IP. The kernel checks the length of a frame before it reads it. So two unreadable frames of different lengths
+/// reveal the header's length, and are never sent.
 pub(super) fn has_plain_frames(socket: &Socket, index: u32, mtu: usize) -> bool {
     const VLAN_BYTES: usize = 4;
     let longest = mtu + ETHERNET_BYTES + VLAN_BYTES;
@@ -249,7 +251,7 @@ pub(super) fn has_plain_frames(socket: &Socket, index: u32, mtu: usize) -> bool 
     refused(longest) == Some(libc::EFAULT) && refused(longest + 1) == Some(libc::EMSGSIZE)
 }
 
-/// Offers the kernel a frame of so many bytes at an address where there are none, and returns how it refuses.
+/// Offers the kernel a frame of this many bytes at an unmapped address, and returns the error.
 #[allow(unsafe_code)]
 fn unreadable(socket: &Socket, index: u32, bytes: usize) -> io::Error {
     let offer = [0u8; Offer::BYTES];
@@ -278,7 +280,7 @@ fn hand_over(socket: &Socket, index: u32, parts: &[IoSlice<'_>]) -> io::Result<(
 }
 
 /// # Safety
-/// There must be so many parts, which the kernel only reads.
+/// There must be this many parts, which the kernel only reads.
 #[allow(unsafe_code)]
 unsafe fn send(socket: &Socket, index: u32, parts: *const libc::iovec, count: usize) -> io::Result<()> {
     // SAFETY: all zeroes is a valid address, and a valid message.
@@ -290,7 +292,7 @@ unsafe fn send(socket: &Socket, index: u32, parts: *const libc::iovec, count: us
     message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     message.msg_iov = parts.cast_mut();
     message.msg_iovlen = count as _;
-    // SAFETY: the address outlives the call, and the parts do, as the caller warrants.
+    // SAFETY: the address outlives the call, and so do the parts, as the caller guarantees.
     match unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, 0) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -303,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// Segments of `each` bytes, with options in both headers, and flags.
+    /// Returns segments of `each` bytes, with options in both headers, and these flags.
     fn together(data: usize, each: usize, flags: u8) -> Segments {
         let mut packet = vec![
             0x46, 0, 0, 0, 0xff, 0xfe, 0x40, 0, 64, TCP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 1, 1, 1, 0,

@@ -1,8 +1,8 @@
-//! A TUN interface: what programs send into it is read from a file.
+//! A TUN interface: packets that programs send into it are read from a file.
 //!
-//! Each packet comes behind a header that says what the kernel has left to others ([`Offer`]). That costs nothing as long as
-//! nothing is asked for. With [`Tun::take_segments`], TCP hands over many segments in one read, with the sum of its checksum
-//! begun, as it does to a network card that cuts them itself.
+//! Each packet comes after a header that says what work the kernel has left ([`Offer`]). The header costs nothing as
+//! long as no offload is requested. With [`Tun::take_segments`], TCP hands over many segments in one read, with its
+//! checksum only begun, as to a network card that cuts them itself.
 
 use std::ffi::{c_char, c_short};
 use std::fs::{File, OpenOptions};
@@ -16,15 +16,15 @@ use super::segments::Offer;
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// A TUN interface, which goes when the last clone is dropped, however that happens.
+/// A TUN interface, which disappears when the last clone is dropped or the process ends.
 #[derive(Clone, Debug)]
 pub(super) struct Tun(Arc<File>);
 
 impl Tun {
-    /// Makes one. Reading does not block.
+    /// Creates a TUN interface. Reading does not block.
     ///
     /// # Errors
-    /// No such device, no permission, or a name that is taken.
+    /// The device does not exist, permission is missing, or the name is taken.
     #[allow(unsafe_code)]
     pub fn open(name: &str) -> io::Result<Tun> {
         let mut options = OpenOptions::new();
@@ -49,10 +49,10 @@ impl Tun {
         }
     }
 
-    /// From now on, TCP's segments may come together, or no longer.
+    /// Sets whether TCP's segments may come together from now on.
     ///
     /// # Errors
-    /// If the kernel cannot do that. They come one by one then.
+    /// If the kernel cannot do that. Segments then come one by one.
     #[allow(unsafe_code)]
     pub fn take_segments(&self, take: bool) -> io::Result<()> {
         let offers = if take { libc::TUN_F_CSUM | libc::TUN_F_TSO4 } else { 0 };
@@ -63,7 +63,8 @@ impl Tun {
         }
     }
 
-    /// Reads one packet into a buffer. Returns what is left to do, and the packet; `None` if the kernel's header is cut off.
+    /// Reads one packet into a buffer. Returns the work left to do, and the packet; `None` if the kernel's header is
+    /// cut off.
     pub fn read<'b>(&self, buffer: &'b mut [u8]) -> io::Result<Option<(Offer, &'b mut [u8])>> {
         let read = (&*self.0).read(buffer)?;
         let Some((header, packet)) = buffer[..read].split_first_chunk_mut() else {
@@ -72,7 +73,7 @@ impl Tun {
         Ok(Some((Offer::read(header), packet)))
     }
 
-    /// Gives the kernel a packet that is complete, as if it had arrived.
+    /// Gives the kernel a complete packet, as if it had arrived.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         let complete = [0; Offer::BYTES];
         rustix::io::writev(&self.0, &[IoSlice::new(&complete), IoSlice::new(packet)])?;

@@ -1,12 +1,14 @@
-//! Control of unchanged programs over several paths: wrapped into the links' datagrams, and unwrapped by the receiver's agent.
+//! Carries control of unchanged programs over several paths: wrapped into the links' datagrams, and unwrapped by the
+//! receiver's agent.
 //!
-//! The robot chooses the paths, as for its own control (`coorp_core::paths`). The links' certificates say who has wrapped a
-//! packet, so strangers reach nothing here. What is unwrapped must be from an address of its sender to one of this machine; it
-//! goes to the kernel through the TUN of that address's path, as it was: once, and in its flow's order (`paths::Merge`). A packet
-//! that does not fit into a datagram is cut into fragments that do, and the receiver's kernel joins them.
+//! The robot chooses the paths, as for its own control (`coorp_core::paths`). The links' certificates say who has
+//! wrapped a packet, so strangers cannot reach anything here. An unwrapped packet must be from an address of its sender
+//! to an address of this machine. It goes to the kernel unchanged through the TUN of that address's path: once, and in
+//! its flow's order (`paths::Merge`). A packet that does not fit into a datagram is cut into fragments that do, and the
+//! receiver's kernel joins them.
 //!
-//! Nothing is wrapped for a robot that one path leads to, whose agent does not unwrap, or that answers over no path: its agent
-//! may have been killed, and then the kernel receives what comes unwrapped.
+//! Nothing is wrapped for a robot with only one path, a robot whose agent does not unwrap, or a robot that answers over
+//! no path. Its agent may have been killed, and its kernel still receives unwrapped packets.
 //!
 //! Left out: programs' broadcast and multicast, and other classes.
 
@@ -30,14 +32,14 @@ use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
 use crate::wire::{Parcel, Refusal, WrapHeader};
 
-/// The longest packet that is unwrapped, more than any datagram holds.
+/// The maximum length of an unwrapped packet; longer than any datagram.
 const PACKET_BYTES_MAX: usize = 8_192;
-/// The path whose lane looks for what has waited for long enough.
+/// The path whose lane checks for packets that have waited long enough.
 pub(super) const LOOKS: usize = 0;
 /// The shortest datagram that is worth cutting packets for.
 const ROOM_MIN: usize = 256;
 
-/// Wraps what goes to other robots, and unwraps what they send.
+/// Wraps packets to other robots, and unwraps theirs.
 #[derive(Debug)]
 pub(crate) struct Wrapper {
     member: Arc<Member>,
@@ -48,9 +50,9 @@ pub(crate) struct Wrapper {
     unwraps: AtomicBool,
     /// The robots to which several paths lead and whose agents unwrap.
     others: Mutex<BTreeSet<RobotId>>,
-    /// By path and number of the flow. They outlast the lanes, as receivers remember their numbers.
+    /// The outgoing flows, by path and number. They outlast the lanes, because receivers remember their numbers.
     outflows: Mutex<BTreeMap<u32, Outflow>>,
-    /// The identification of the next packet that is cut and has none.
+    /// The identification for the next packet that is cut and has none.
     fresh: AtomicU16,
     inside: Mutex<Inside>,
 }
@@ -58,12 +60,12 @@ pub(crate) struct Wrapper {
 /// The receiving side.
 #[derive(Debug, Default)]
 struct Inside {
-    /// By path.
+    /// The inlets, by path.
     inlets: BTreeMap<usize, Inlet>,
     merges: BTreeMap<RobotId, Merge<Bytes>>,
 }
 
-/// Where packets to an address of this machine go to the kernel.
+/// The way to the kernel of packets to an address of this machine.
 #[derive(Debug)]
 pub(super) struct Inlet {
     pub address: Ipv4Addr,
@@ -91,12 +93,12 @@ impl Wrapper {
         })
     }
 
-    /// Returns where the other robots are.
+    /// Returns the other robots' addresses.
     pub fn addresses(&self) -> &Arc<Addresses> {
         &self.addresses
     }
 
-    /// Returns whether this robot has anything to unwrap with.
+    /// Returns whether this robot has several paths, so that others may wrap packets for it.
     pub fn is_of_use(&self) -> bool {
         self.member.paths > 1
     }
@@ -106,7 +108,7 @@ impl Wrapper {
         self.unwraps.load(Ordering::Acquire)
     }
 
-    /// Tells all others whether this robot's agent unwraps from now on. Returns whether that is new.
+    /// Sets whether this robot's agent unwraps from now on. Returns whether this is a change.
     pub fn set_unwraps(&self, unwraps: bool) -> bool {
         let unwraps = unwraps && self.is_of_use();
         let is_new = self.unwraps.swap(unwraps, Ordering::AcqRel) != unwraps;
@@ -116,7 +118,7 @@ impl Wrapper {
         is_new
     }
 
-    /// A robot announces whether its agent unwraps.
+    /// Handles a robot's announcement of whether its agent unwraps.
     pub fn on_announced(&self, robot: RobotId, unwraps: bool) {
         let mut others = lock(&self.others);
         if unwraps && self.paths_to(robot) > 1 {
@@ -126,7 +128,7 @@ impl Wrapper {
         }
     }
 
-    /// A robot is out of reach.
+    /// Handles a robot that is out of reach.
     pub fn on_gone(&self, robot: RobotId) {
         lock(&self.others).remove(&robot);
     }
@@ -136,21 +138,21 @@ impl Wrapper {
         member.team.paths_between(member.me, robot).min(member.paths)
     }
 
-    /// Returns whether it is an address of this robot, on a path that leads to it.
+    /// Returns whether the address is this robot's, on a path that leads to it.
     fn is_of(&self, robot: RobotId, address: Ipv4Addr) -> bool {
         (0..self.paths_to(robot)).any(|path| self.addresses.known(robot, path) == Some(address.into()))
     }
 
     // --- what goes out ----------------------------------------------------------------------------------------
 
-    /// Returns the robot with an address, if its agent unwraps and several paths lead to it.
+    /// Returns the robot with this address, if its agent unwraps and several paths lead to it.
     pub fn robot_at(&self, address: Ipv4Addr) -> Option<RobotId> {
         let others = lock(&self.others);
         others.iter().copied().find(|robot| self.is_of(*robot, address))
     }
 
-    /// Sends a packet of a flow to a robot, wrapped. Returns the targets by which to tell when it has left; `None` if no path is
-    /// alive, and then it must go unwrapped. The flow has the number that its path's lane gives it.
+    /// Sends a packet of a flow to a robot, wrapped. Returns the targets that show when it has left; `None` if no path
+    /// is alive, and then the packet must go unwrapped. The lane of its path numbers the flow.
     pub fn send(&self, to: RobotId, (path, number): (usize, u32), packet: &[u8]) -> Option<Vec<Target>> {
         let rooms = (0..self.paths_to(to)).filter_map(|path| self.links.room(to, path));
         let room = rooms
@@ -198,21 +200,21 @@ impl Wrapper {
 
     // --- what comes in ----------------------------------------------------------------------------------------
 
-    /// From now on, what is unwrapped for an address goes in there.
+    /// Opens the inlet for unwrapped packets of a path.
     pub(super) fn open(&self, path: usize, inlet: Inlet) {
         lock(&self.inside).inlets.insert(path, inlet);
     }
 
-    /// The TUN of a path is to go.
+    /// Closes the inlet of a path, because its TUN is about to disappear.
     pub(super) fn close(&self, path: usize) {
         lock(&self.inside).inlets.remove(&path);
     }
 
-    /// A robot has wrapped a packet for this machine.
+    /// Handles a packet that a robot has wrapped for this machine.
     pub fn on_wrapped(&self, from: RobotId, path: PathId, header: WrapHeader, packet: Bytes) {
         let now = self.robot.now();
         let mut inside = lock(&self.inside);
-        // It has just ended.
+        // The protection has just ended.
         if inside.inlets.is_empty() {
             return;
         }
@@ -231,14 +233,14 @@ impl Wrapper {
         let waits = merge.next_deadline().is_some();
         inside.deliver(from);
         if waits {
-            // Its thread looks when it is due.
+            // The lane's thread checks when it is due.
             if let Some(inlet) = inside.inlets.get(&LOOKS) {
                 inlet.outside.wake();
             }
         }
     }
 
-    /// Lets go of what has waited for long enough. Returns when to look again.
+    /// Releases packets that have waited long enough. Returns when to check again.
     pub(super) fn look(&self, now: Instant) -> Option<Instant> {
         let mut inside = lock(&self.inside);
         let due = inside.next_deadline().filter(|due| now >= *due);
@@ -251,7 +253,7 @@ impl Wrapper {
     }
 }
 
-/// Refuses whatever is not one IPv4 packet from an address of its sender to one of ours.
+/// Refuses anything but one IPv4 packet from an address of its sender to one of ours.
 pub(crate) fn accepted(
     packet: &[u8],
     is_theirs: impl Fn(Ipv4Addr) -> bool,
@@ -271,7 +273,7 @@ impl Inside {
         self.merges.values().filter_map(Merge::next_deadline).min()
     }
 
-    /// Gives the kernel what is ready.
+    /// Gives the kernel the packets that are ready.
     fn deliver(&mut self, from: RobotId) {
         let Some(merge) = self.merges.get_mut(&from) else {
             return;
@@ -282,7 +284,7 @@ impl Inside {
                 continue;
             };
             if let Err(error) = inlet.tun.write(&packet) {
-                tracing::debug!("a packet that was unwrapped is lost: {error}");
+                tracing::debug!("an unwrapped packet is lost: {error}");
             }
         }
     }

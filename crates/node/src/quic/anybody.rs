@@ -8,7 +8,7 @@ use quinn::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use quinn::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use quinn::rustls::{self, DigitallySignedStruct, DistinguishedName, SignatureScheme};
 
-/// Admits anybody who has the key of the certificate that it shows.
+/// Admits any peer that has the key of the certificate that it shows.
 #[derive(Debug)]
 pub struct Anybody(pub Arc<CryptoProvider>);
 
@@ -28,7 +28,7 @@ impl Anybody {
     }
 }
 
-/// QUIC uses only TLS 1.3.
+/// Returns the error for TLS 1.2: QUIC uses only TLS 1.3.
 fn not_in_quic() -> rustls::Error {
     rustls::Error::General("QUIC has no TLS 1.2".to_owned())
 }

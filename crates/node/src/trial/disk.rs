@@ -1,11 +1,12 @@
-//! The disk of a machine: in memory, it outlives processes, and a power cut takes from it what was not synced.
+//! The disk of a machine, in memory: it outlives processes, and a power cut takes from it what was not synced.
 //!
-//! A file has the bytes that processes see and those that were synced. After a power cut, each block of it is one or the
-//! other, or zeros, and its length lies between both. A name that was given, taken or changed since its folder was synced
-//! may be the old or the new one: independently of other names, except that a renaming happens as a whole, and nothing
-//! that builds on a change that did not happen does. A killed process loses nothing, since the kernel keeps its cache.
+//! A file has the bytes that processes see and those that were synced. After a power cut, each block is one or the
+//! other, or zeros, and the file's length lies between both. A name that was added, removed or changed since its folder
+//! was synced may be the old or the new one. Names are independent of each other, except that a renaming happens as a
+//! whole, and that a change needs the earlier changes that it builds on. A killed process loses nothing, because the
+//! kernel keeps its cache.
 //!
-//! A disk fills: then a write takes what there is room for and fails. Left out: modes and links.
+//! If a disk fills up, a write takes as much as there is room for, and fails. Left out: modes and links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -27,7 +28,7 @@ use crate::sync::lock;
 
 const TOTAL_BYTES: u64 = 4_000_000_000;
 const BLOCK_BYTES: usize = 4_096;
-/// The share of a file's changed blocks that reached the disk before a power cut: one of these.
+/// The possible shares of a file's changed blocks that reach the disk before a power cut.
 const SHARES: [f64; 4] = [0.0, 0.5, 0.9, 1.0];
 const ROOT: u64 = 0;
 
@@ -47,7 +48,7 @@ enum Node {
 
 type Names = BTreeMap<OsString, u64>;
 
-/// A folder's name that means another node, or none any more.
+/// A change of a name in a folder: to another node, or to none.
 #[derive(Clone, Debug)]
 struct Change {
     folder: u64,
@@ -68,12 +69,12 @@ struct Inner {
     rng: Xoshiro256PlusPlus,
     nodes: BTreeMap<u64, Node>,
     next: u64,
-    /// Changes of names that were not synced; those of an element happen together.
+    /// Changes of names that were not synced; the changes of one element happen together.
     pending: Vec<Vec<Change>>,
-    /// What still fits, if others have filled the disk, bytes.
+    /// The bytes that still fit, if others have filled the disk.
     room: Option<u64>,
     has_descriptors: bool,
-    /// After how many changes and syncs the power fails.
+    /// The number of changes and syncs after which the power fails.
     fuse: Option<u32>,
 }
 
@@ -84,7 +85,7 @@ impl fmt::Debug for Platter {
 }
 
 impl Platter {
-    /// Returns an empty disk; `fails` is called when the power fails by [`Platter::set_fuse`].
+    /// Creates an empty disk; `fails` is called when the power fails because of [`Platter::set_fuse`].
     pub fn new(seed: u64, began: Instant, fails: impl Fn() + Send + Sync + 'static) -> Platter {
         let empty = Node::Folder {
             now: Names::new(),
@@ -105,19 +106,19 @@ impl Platter {
         }
     }
 
-    /// Returns the disk as a process sees it that is never killed.
+    /// Returns the disk as seen by a process that is never killed.
     #[cfg(test)]
     pub fn mount(self: &Arc<Self>) -> Arc<dyn Disk> {
         let (disk, life) = (self.clone(), Life::default());
         Arc::new(Mounted { disk, life })
     }
 
-    /// Leaves this much room, or all again.
+    /// Leaves this many bytes of room, or again all of it.
     pub fn fill(&self, room: Option<u64>) {
         lock(&self.inner).room = room;
     }
 
-    /// Whether files can be opened.
+    /// Sets whether files can be opened.
     pub fn set_descriptors(&self, some: bool) {
         lock(&self.inner).has_descriptors = some;
     }
@@ -126,12 +127,12 @@ impl Platter {
         lock(&self.inner).has_descriptors
     }
 
-    /// Lets the power fail when something is changed or synced for this many times.
+    /// Makes the power fail after this many changes and syncs.
     pub fn set_fuse(&self, after: Option<u32>) {
         lock(&self.inner).fuse = after;
     }
 
-    /// The power fails.
+    /// Makes the power fail.
     pub fn cut(&self) {
         lock(&self.inner).cut();
     }
@@ -211,7 +212,7 @@ impl Inner {
     }
 
     fn add(&mut self, folder: u64, name: OsString, node: Node) -> io::Result<u64> {
-        // Without room for anything, a file system may find none for a name.
+        // A file system without room may or may not have room for a name.
         if self.room == Some(0) && self.rng.random() {
             return Err(ErrorKind::StorageFull.into());
         }
@@ -248,7 +249,7 @@ impl Inner {
             synced.clone_from(now);
             return;
         }
-        // The changes of this folder, and those that they build on.
+        // Sync the changes of this folder, and those that they build on.
         let mut names = BTreeSet::new();
         let mut needed = Vec::new();
         for place in (0..self.pending.len()).rev() {
@@ -337,7 +338,7 @@ fn parts(path: &Path) -> impl Iterator<Item = &OsStr> {
 #[derive(Clone, Debug)]
 pub(super) struct Mounted {
     pub disk: Arc<Platter>,
-    /// What a process does while it ends has no effect.
+    /// The process's life: what it does while it ends has no effect.
     pub life: Life,
 }
 
@@ -359,7 +360,7 @@ impl Mounted {
         })
     }
 
-    /// Something is to be changed or synced: the power may fail just before.
+    /// Counts a change or a sync, which is about to happen: the power may fail just before.
     fn touch(&self) -> io::Result<()> {
         let mut inner = lock(&self.disk.inner);
         match &mut inner.fuse {
@@ -482,7 +483,7 @@ impl Disk for Mounted {
     fn hand_over(&self, file: &Path, to: &Path) -> io::Result<()> {
         self.open_for(|_| Ok(()))?;
         self.rename(file, to)?;
-        // Fails if the power does.
+        // This fails if the power does.
         let _ = [to, file].map(|file| self.sync(folder_of(file)));
         Ok(())
     }
@@ -548,7 +549,7 @@ impl Write for Handle {
 
 impl Seek for Handle {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        // Nothing seeks from elsewhere.
+        // The node seeks only from the start.
         let SeekFrom::Start(to) = to else {
             return Err(ErrorKind::Unsupported.into());
         };

@@ -1,5 +1,5 @@
-//! A machine of a trial: it starts a robot again and again, is killed, stands still, loses its power, and runs out of
-//! descriptors and of room on its disk.
+//! A machine of a trial: it starts a robot repeatedly, is killed, freezes, loses its power, and runs out of descriptors
+//! and of room on its disk.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -29,9 +29,9 @@ use crate::ground::{Bound, Disk, Ground, Signal, Spawn, Task, Threads, Work, Wor
 use crate::sync::lock;
 use crate::{Error, Node, Options};
 
-/// How far a clock runs ahead or behind at most, parts per million.
+/// The maximum drift of a clock, ahead or behind, in parts per million.
 const DRIFT_MAX_PPM: i64 = 40;
-/// The calendar at the beginning, seconds since 1970.
+/// The Unix time at the beginning, in seconds.
 const UNIX_S: u64 = 1_790_000_000;
 const MTU: u16 = 1_500;
 /// The power fails after at most this many changes of the disk, or at any moment.
@@ -53,7 +53,7 @@ pub struct Machine {
     dark: Notify,
 }
 
-/// How far a machine's clocks are ahead.
+/// The offsets of a machine's clocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clocks {
     boot: Duration,
@@ -95,14 +95,14 @@ impl Machine {
         life.spawn(Box::pin(task));
     }
 
-    /// Ends the process, without a word.
+    /// Kills the process, which notifies nobody.
     pub fn kill(&self) {
         if let Some(life) = lock(&self.life).take() {
             life.end();
         }
     }
 
-    /// Stops the process, or lets it go on.
+    /// Freezes the process, or resumes it.
     pub fn freeze(&self, frozen: bool) {
         let life = lock(&self.life).clone();
         if let Some(life) = life {
@@ -133,22 +133,22 @@ impl Machine {
         self.dark.notify_waiters();
     }
 
-    /// Has the power back.
+    /// Switches the power on again.
     pub fn switch_on(&self) {
         self.network.switch(self.robot, false);
     }
 
-    /// Fills the disk up to this much, bytes, or frees it again.
+    /// Fills the disk until this many bytes are left, or frees it again.
     pub fn fill_disk(&self, room: Option<u64>) {
         self.disk.fill(room);
     }
 
-    /// Has no descriptors left for files and sockets, or has some again.
+    /// Sets whether there are descriptors left for files and sockets.
     pub fn set_descriptors(&self, some: bool) {
         self.disk.set_descriptors(some);
     }
 
-    /// Makes a folder on the disk, which stays after power cuts.
+    /// Creates a folder on the disk, which survives power cuts.
     ///
     /// # Errors
     /// If a file is in its place.
@@ -213,7 +213,7 @@ impl Ground for Simulated {
         let machine = &self.machine;
         let elapsed = i128::try_from(machine.began.elapsed().as_nanos()).unwrap_or(i128::MAX);
         let own = elapsed + elapsed * i128::from(machine.drift_ppm) / 1_000_000;
-        // Any machine has been up for a while.
+        // Every machine has been up for a while.
         Duration::from_secs(1_000) + Duration::from_nanos(u64::try_from(own).unwrap_or(0)) + lock(&machine.clocks).boot
     }
 
@@ -282,7 +282,7 @@ pub(super) struct Life(Arc<Mutex<State>>);
 struct State {
     is_over: bool,
     is_frozen: bool,
-    /// Those that wanted to go on while the process stood still.
+    /// The tasks that were woken while the process was frozen.
     waiting: Vec<Waker>,
     tasks: Vec<AbortHandle>,
 }
@@ -337,7 +337,7 @@ impl Spawn for Life {
     }
 }
 
-/// A task of a process: it stands still when the process does.
+/// A task of a process, which freezes with it.
 struct Living {
     life: Life,
     task: Task,

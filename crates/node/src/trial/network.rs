@@ -1,6 +1,7 @@
-//! The network of a trial: on each path one frame at a time, delays, losses, and robots that are parted.
+//! The network of a trial: one frame at a time on each path, delays, losses, and partitions.
 //!
-//! Control goes ahead of bulk, as in EDCA; frames of bulk wait for each other. A frame has left once it was on the air.
+//! Control goes ahead of bulk, as with EDCA; frames of bulk wait for each other. A frame has left once it has been on
+//! the air.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::fmt;
@@ -25,23 +26,23 @@ use crate::outqueue::{Freed, Handed, OutQueue};
 use crate::shared_robot::SharedRobot;
 use crate::sync::lock;
 
-/// How fast a path is, bytes a second, and how long a frame takes besides.
+/// The rate of a path, in bytes per second, and the additional time of each frame.
 const RATE: f64 = 8e6;
 const FRAME: Duration = Duration::from_micros(60);
-/// How long a frame is on its way after it was on the air.
+/// The delay of a frame after it was on the air.
 const DELAY_MIN_US: u64 = 200;
 const DELAY_MAX_US: u64 = 3_000;
-/// The share of frames that is lost at any time, and that comes twice.
+/// The share of frames that are always lost, and the share that arrive twice.
 const LOSS: f64 = 0.005;
 const TWICE: f64 = 0.002;
-/// The most datagrams that a socket holds until they are read; more are lost.
+/// The maximum number of datagrams that a socket holds until they are read; more are lost.
 const INBOX_MAX: usize = 2_048;
 /// Longer datagrams to bulk's ports are bulk.
 const SMALL_BYTES: usize = 256;
-/// The ports that a socket without one gets.
+/// The first of the ports that are given to sockets without one.
 const PORT_FIRST: u16 = 40_000;
 
-/// Hears of each long datagram for bulk.
+/// Called for each long datagram for bulk.
 type Watcher = Box<dyn Fn(RobotId) + Send + Sync>;
 
 /// The network.
@@ -63,9 +64,9 @@ struct Inner {
     /// The machines without power.
     off: BTreeSet<RobotId>,
     lost: BTreeMap<usize, f64>,
-    /// When bulk's last frame on each path is through.
+    /// The time at which bulk's last frame on each path is done.
     busy: BTreeMap<usize, Instant>,
-    /// The earliest first.
+    /// The events, the earliest first.
     events: BinaryHeap<std::cmp::Reverse<Event>>,
     number: u64,
 }
@@ -150,7 +151,7 @@ impl Network {
         lock(&self.inner).lost.insert(path, share);
     }
 
-    /// Switches a machine's cards off, with what is in their queues, or on.
+    /// Switches a machine's cards off, including what is in their queues, or on.
     pub fn switch(&self, robot: RobotId, off: bool) {
         let mut inner = lock(&self.inner);
         if off {
@@ -161,7 +162,7 @@ impl Network {
     }
 
     pub fn watch(&self, ports: BTreeSet<u16>, watcher: Watcher) {
-        // Set only here.
+        // This is set only here.
         let _ = self.watcher.set((ports, watcher));
     }
 
@@ -233,7 +234,7 @@ impl Inner {
         self.events.push(std::cmp::Reverse(Event { at, number, what }));
     }
 
-    /// Returns whether frames get from one robot to another now.
+    /// Returns whether frames from one robot reach another now.
     fn reaches(&self, from: SocketAddr, to: SocketAddr) -> bool {
         let (Some((from, out)), Some((to, into))) = (place(from.ip()), place(to.ip())) else {
             return false;
@@ -281,7 +282,7 @@ pub(super) struct Udp {
     network: Arc<Network>,
     inbox: Mutex<Inbox>,
     freed: Arc<Freed>,
-    /// For control.
+    /// The count for control.
     handed: OnceLock<Arc<Handed>>,
 }
 

@@ -1,8 +1,8 @@
-//! What a robot's agent and the programs that are its guests say to each other, over a Unix socket of one machine.
+//! The messages between a robot's agent and the programs that are its guests, over a Unix socket of one machine.
 //!
-//! Each frame follows its length and that of its payload ([`HEAD_BYTES`]), and its payload follows it. A descriptor comes with
-//! the first byte of the frame that it belongs to. The version is that of all frames, so an agent and its guests are of one
-//! build.
+//! The lengths of a frame and of its payload come first ([`HEAD_BYTES`]), then the frame, then the payload. A
+//! descriptor comes with the first byte of its frame. All frames share one version, so an agent and its guests must
+//! have the same build.
 
 use coorp_core::tracker::Topics;
 use coorp_core::{Duration, Instant, RobotId};
@@ -18,17 +18,17 @@ pub const HEAD_BYTES: usize = 8;
 /// Lengths of a frame and of its payload, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
-    /// The frame's.
+    /// The frame's length.
     pub frame: usize,
-    /// The payload's.
+    /// The payload's length.
     pub payload: usize,
 }
 
 impl Lengths {
-    /// Reads them, if they are those of an `F`.
+    /// Reads the lengths of an `F` and its payload.
     ///
     /// # Errors
-    /// If either is longer than may be.
+    /// If either is longer than allowed.
     pub fn of<F: Frame>(head: [u8; HEAD_BYTES]) -> Result<Lengths, Refusal> {
         let [a, b, c, d, payload @ ..] = head;
         let [frame, payload] = [[a, b, c, d], payload].map(|bytes| u32::from_le_bytes(bytes) as usize);
@@ -38,7 +38,7 @@ impl Lengths {
         Ok(Lengths { frame, payload })
     }
 
-    /// Returns the length of the whole, bytes.
+    /// Returns the total length, bytes.
     pub fn whole(self) -> usize {
         HEAD_BYTES + self.frame + self.payload
     }
@@ -51,10 +51,10 @@ pub fn packed<F: Frame>(frame: &F, payload: &[u8]) -> Vec<u8> {
     [head.as_slice(), &behind, &frame, payload].concat()
 }
 
-/// Decodes a frame, and returns where its payload begins and ends; `None` if not all of it is there.
+/// Decodes a frame, and returns where its payload begins and ends; `None` if it is incomplete.
 ///
 /// # Errors
-/// For everything that [`packed`] does not make.
+/// If [`packed`] does not produce this.
 pub fn unpacked<F: Frame>(bytes: &[u8]) -> Result<Option<(F, Lengths)>, Refusal> {
     let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else {
         return Ok(None);
@@ -67,7 +67,7 @@ pub fn unpacked<F: Frame>(bytes: &[u8]) -> Result<Option<(F, Lengths)>, Refusal>
     Ok(Some((frame, lengths)))
 }
 
-/// A guest speaks. It numbers what it declares and asks, each number once.
+/// A guest's message. The guest numbers its declarations and questions, and uses each number once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromGuest {
     /// The first frame.
@@ -129,10 +129,10 @@ pub enum FromGuest {
     Receive {
         /// The receiver.
         id: u64,
-        /// If given, only messages whose name begins so, and nobody else receives these.
+        /// If given, only messages whose names begin with this, and nobody else receives those.
         prefix: Option<String>,
     },
-    /// Somebody waits for a receiver's next message. No answer but that message.
+    /// Requests a receiver's next message, which is the only answer.
     Next {
         /// The receiver.
         id: u64,
@@ -144,21 +144,21 @@ pub enum FromGuest {
         /// The receiver.
         of: u64,
     },
-    /// Asks for a message's content, which comes as a descriptor.
+    /// Asks for a message's content, which is returned as a descriptor.
     Open {
         /// The question.
         id: u64,
         /// The message.
         message: u64,
     },
-    /// A message was taken, and does not come back.
+    /// Reports that a message was taken, and must not be delivered again.
     Taken {
         /// The question.
         id: u64,
         /// The message.
         message: u64,
     },
-    /// A message was not wanted any more when it came. No answer.
+    /// Returns a message that was no longer wanted when it came. No answer.
     PutBack {
         /// The message.
         message: u64,
@@ -172,7 +172,7 @@ pub enum FromGuest {
         /// The message's name.
         name: String,
     },
-    /// A bulk message, whose content comes as a memfd. After the answer, its outcome follows.
+    /// Sends a bulk message, whose content comes as a memfd. Its outcome follows after the answer.
     Send {
         /// The question.
         id: u64,
@@ -190,30 +190,30 @@ pub enum FromGuest {
         /// The question.
         id: u64,
     },
-    /// Wishes for a permit.
+    /// Declares a wish for a permit.
     Wish {
         /// The wish.
         id: u64,
     },
-    /// Ends what was declared. No answer.
+    /// Ends a declaration. No answer.
     End {
-        /// What it was.
+        /// The declaration.
         id: u64,
     },
 }
 
 impl Frame for FromGuest {
     const KIND: u8 = 25;
-    /// The longest names have up to 64 characters, and a prefix is one's beginning.
+    /// Names have up to 64 characters, and a prefix is the beginning of a name.
     const BYTES_MAX: usize = 1_024;
 }
 
-/// The agent speaks.
+/// The agent's message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToGuest {
     /// The guest has joined.
     Welcome {
-        /// When the robot's clock began, since the machine's start.
+        /// The time at which the robot's clock began, since the machine's start.
         began: Duration,
     },
     /// The guest may not join, for this reason.
@@ -235,14 +235,14 @@ pub enum ToGuest {
         sequence: u64,
         /// The path that delivered it first.
         path: u16,
-        /// When it arrived, on the robot's clock.
+        /// The time at which it arrived, on the robot's clock.
         arrived_at: Instant,
-        /// When it was passed on, on the robot's clock.
+        /// The time at which it was passed on, on the robot's clock.
         at: Instant,
         /// The age then, and the error bound.
         age: Option<(Duration, Duration)>,
     },
-    /// One robot's state of the list that follows, as payload.
+    /// One robot's state for the list that follows, as payload.
     State {
         /// The gathering.
         id: u64,
@@ -257,7 +257,7 @@ pub enum ToGuest {
         /// Whether it is newer than the last list.
         fresh: bool,
     },
-    /// The list of the states that came before.
+    /// Completes the list of the states sent before.
     Listed {
         /// The gathering.
         id: u64,
@@ -276,7 +276,7 @@ pub enum ToGuest {
         name: String,
         /// The length, bytes.
         length: u64,
-        /// The agent's file of it, as Linux names it.
+        /// The path of the agent's file, as bytes.
         path: Vec<u8>,
         /// Whether it answers [`FromGuest::Next`].
         wanted: bool,
@@ -292,24 +292,24 @@ pub enum ToGuest {
 
 impl Frame for ToGuest {
     const KIND: u8 = 26;
-    /// Linux' longest path, and a name.
+    /// Room for Linux's longest path, and a name.
     const BYTES_MAX: usize = 8_192;
 }
 
-/// What an answer tells.
+/// The content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// It was done.
     Done,
-    /// The payload has it.
+    /// The payload contains the answer.
     Payload,
-    /// The descriptor is of it.
+    /// The descriptor is the answer.
     Descriptor,
     /// The robot that a bulk message goes to.
     To(RobotId),
 }
 
-/// Why an agent did not do what a guest wanted: a variant of [`Error`], with its text.
+/// The reason why an agent refused a guest's request: a variant of [`Error`], with its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
     /// [`Error::UnknownRobot`].

@@ -1,12 +1,14 @@
-//! The way of the router's connections to other robots' routers: in which order they come up, and to which address.
+//! Relays the router's connections to other robots' routers: decides the order in which they come up, and their
+//! addresses.
 //!
-//! Zenoh's routers tell each other of nodes and topics by messages of its highest priority, which must stay in order. Until its
-//! link is up, Zenoh sends them by any other one, and what then follows on the right one may overtake them: the routers
-//! would not understand each other until they connect anew. Zenoh connects to all its endpoints at once, when it opens and when
-//! another robot is back. So its endpoints are here: the first link to a robot goes through at once, the others once that one is
-//! up. The address of a robot is looked up for each connection, so it need not be in the team file.
+//! Zenoh's routers inform each other of nodes and topics by messages of the highest priority, which must stay in order.
+//! Until the link of that priority is up, Zenoh sends them over any other link. Later messages on the right link may
+//! then overtake them, and the routers would not understand each other until they reconnect. Zenoh connects to all its
+//! endpoints at once, when it opens and when another robot is back. So its endpoints are here: the first link to a
+//! robot goes through at once, and the others once that link is up. The address of a robot is looked up for each
+//! connection, so it need not be in the team file.
 //!
-//! Of two robots, the one that comes first in the team file connects to the other one.
+//! Of two robots, the one earlier in the team file connects to the other.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,17 +28,18 @@ use crate::addresses::Addresses;
 use crate::member::Member;
 use crate::Error;
 
-/// How long Zenoh is kept waiting for a connection, with some time left of its own 60 s.
+/// Maximum time for which Zenoh is kept waiting for a connection, less than its own limit of 60 s.
 const PATIENCE: Duration = Duration::from_secs(50);
 const CONNECT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(500);
-/// If all links to a robot are lost, they come anew together: for this long, the first one may have been lost, and not seem so.
+/// If all links to a robot are lost, they are opened again together. For this long, the first link may have been lost
+/// without seeming so.
 const SETTLE: Duration = Duration::from_millis(200);
-/// The answers of the other router after which a link is up: to the request and to the opening.
+/// The number of the other router's answers after which a link is up: to the request and to the opening.
 const ANSWERS: u32 = 2;
 const BUFFER: usize = 64 << 10;
 
-/// What carries the router's connections, until dropped.
+/// Carries the router's connections until it is dropped.
 #[derive(Debug)]
 pub(super) struct Relay {
     endpoints: Vec<String>,
@@ -70,7 +73,7 @@ impl Relay {
                     let here = here.map_err(|error| Error::Socket("a socket has no address".to_owned(), error))?;
                     let (first_prio, last_prio) = link.priorities();
                     endpoints.push(format!("tcp/{here}?prio={first_prio}-{last_prio};rel={reliable}"));
-                    // The first of all is control's, and reliable, as are the routers' own messages.
+                    // The first link is control's reliable one, which also carries the routers' own messages.
                     let turn = match first.take() {
                         Some(up) => Turn::First(up),
                         None => Turn::Later(is_up.clone()),
@@ -85,7 +88,7 @@ impl Relay {
         })
     }
 
-    /// Returns where Zenoh connects to.
+    /// Returns the endpoints to which Zenoh connects.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
@@ -99,7 +102,7 @@ impl Drop for Relay {
     }
 }
 
-/// Where a robot's router is.
+/// The target of a connection: a robot's router.
 #[derive(Clone, Debug)]
 struct To {
     addresses: Arc<Addresses>,
@@ -121,16 +124,16 @@ impl To {
     }
 }
 
-/// When a link may come up.
+/// The condition under which a link may come up.
 #[derive(Debug)]
 enum Turn {
-    /// At once; others want to know.
+    /// At once; the others are notified.
     First(watch::Sender<bool>),
-    /// Once the first one is up.
+    /// Once the first link is up.
     Later(watch::Receiver<bool>),
 }
 
-/// Carries one connection at a time: Zenoh has given up the one before if there is a newer one.
+/// Carries one connection at a time: if there is a newer connection, Zenoh has given up the earlier one.
 async fn serve(listener: TcpListener, to: To, turn: Turn) {
     let mut newest = None;
     loop {
@@ -186,7 +189,7 @@ async fn carry(mut near: TcpStream, to: &To, turn: &Turn) {
             });
         }
     };
-    // If one end has closed, so does the other: what has been written still goes.
+    // If one end has closed, close the other; what has been written is still sent.
     tokio::select! {
         _ = pump(from_near, to_far, |_| ()) => {}
         _ = pump(from_far, to_near, hear) => {}
@@ -246,7 +249,7 @@ mod tests {
         let mut got = [0; 5];
         far.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"hello");
-        // One answer and a part of the next.
+        // Send one answer and a part of the next.
         far.write_all(&[1, 0, 7, 2, 0, 8]).await.unwrap();
         let not_yet = timeout(SETTLE * 3, later_far.accept()).await;
         assert!(not_yet.is_err() && !*is_up.borrow());

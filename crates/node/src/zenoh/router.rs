@@ -16,9 +16,9 @@ use crate::addresses::Addresses;
 use crate::member::Member;
 use crate::Error;
 
-/// Where ROS 2 sessions look for their router.
+/// The port at which ROS 2 sessions look for their router.
 const PORT: u16 = 7_447;
-/// What `rmw_zenohd` sets (rmw_zenoh, DEFAULT_RMW_ZENOH_ROUTER_CONFIG.json5).
+/// The settings of `rmw_zenohd` (rmw_zenoh, DEFAULT_RMW_ZENOH_ROUTER_CONFIG.json5).
 const AS_RMW_ZENOHD: [(&str, &str); 12] = [
     ("mode", "\"router\""),
     ("scouting/multicast/enabled", "false"),
@@ -39,20 +39,21 @@ const AS_RMW_ZENOHD: [(&str, &str); 12] = [
     ("transport/link/tx/keep_alive", "2"),
     ("transport/shared_memory/enabled", "false"),
 ];
-/// For how long a message that must not be dropped may wait for room before its connection is given up, in us:
-/// `rmw_zenohd` has 5 s, but bulk waits for other robots' permits, which are as long. Its lease is the bound that is left.
+/// Time for which a message that must not be dropped may wait for room before its connection is given up, in us.
+/// `rmw_zenohd` has 5 s, but bulk waits for other robots' permits, which last as long. The remaining bound is the
+/// lease.
 const BLOCKED_US_MAX: u64 = 60_000_000;
 
-/// A running router, until dropped.
+/// A running router, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Router {
     session: Session,
-    /// Ends after it.
+    /// Ends after the session.
     _relay: Relay,
 }
 
 impl Router {
-    /// Begins, if the team file says so.
+    /// Starts the router, if the team file requests it.
     pub fn start(member: &Member, addresses: &Arc<Addresses>) -> Result<Option<Router>, Error> {
         if !member.team.live.zenoh {
             return Ok(None);
@@ -67,13 +68,13 @@ impl Router {
         }
         let relay = Relay::start(member, addresses)?;
         let config = config(&member.team, member.me, any, relay.endpoints())?;
-        // Zenoh must not be opened in a thread of another runtime.
+        // Zenoh must not be opened on a thread of another runtime.
         let opened = std::thread::scope(|scope| scope.spawn(|| zenoh::open(config).wait()).join());
         let session = match opened {
             Ok(session) => session.map_err(|error| cannot(&error))?,
             Err(_) => return Err(Error::Zenoh("the Zenoh router panicked at its start".to_owned())),
         };
-        tracing::info!("is this machine's Zenoh router, at port {PORT}");
+        tracing::info!("running as this machine's Zenoh router, at port {PORT}");
         Ok(Some(Router { session, _relay: relay }))
     }
 }
@@ -83,22 +84,22 @@ impl Drop for Router {
         let session = &self.session;
         let closed = std::thread::scope(|scope| scope.spawn(|| session.close().wait()).join());
         if let Ok(Err(error)) = closed {
-            tracing::warn!("the Zenoh router did not end in order: {error}");
+            tracing::warn!("the Zenoh router did not end cleanly: {error}");
         }
     }
 }
 
 fn cannot(error: &dyn std::fmt::Display) -> Error {
-    Error::Zenoh(format!("cannot be this machine's Zenoh router: {error}"))
+    Error::Zenoh(format!("cannot run as this machine's Zenoh router: {error}"))
 }
 
-/// Fails if a port is taken; returns whether this machine has such addresses.
+/// Returns whether this machine has addresses of this kind. Fails if the port is taken.
 fn taken(address: IpAddr, port: u16) -> Result<bool, Error> {
     match TcpListener::bind(SocketAddr::new(address, port)) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(Error::Zenoh(format!(
-            "cannot be this machine's Zenoh router: TCP port {port} is taken. End the router that runs there, such as \
-             rmw_zenohd (`ss -tlnp` shows it), or remove zenoh = true from the team file"
+            "cannot run as this machine's Zenoh router: TCP port {port} is taken. End the router that runs there, such \
+             as rmw_zenohd (`ss -tlnp` shows it), or remove zenoh = true from the team file"
         ))),
         Err(_) => Ok(false),
     }
@@ -126,7 +127,7 @@ fn listens(team: &Team, me: RobotId, any: &str) -> Vec<String> {
     [format!("tcp/{any}:{PORT}")].into_iter().chain(links).collect()
 }
 
-/// Returns what the router changes of what it sends, as Zenoh's configuration has it.
+/// Returns the changes that the router makes to messages that it sends, as Zenoh's configuration.
 fn changes(team: &Team) -> Result<Vec<Value>, Error> {
     let all = overwrites(&team.protect).map_err(|index| {
         Error::Zenoh(format!(
@@ -169,7 +170,7 @@ fn change(overwrite: &Overwrite) -> Result<Value, Error> {
     Ok(change)
 }
 
-/// Zenoh's name of a priority.
+/// Returns Zenoh's name of a priority.
 fn name(priority: u8) -> &'static str {
     match priority {
         0 | 1 => "real_time",
