@@ -1,9 +1,9 @@
-//! Datagrams to the group of multicast DNS, and what discovery makes of them: never a panic and no proof that was not
-//! given; state and attempts stay bounded.
+//! Sends datagrams to the multicast DNS group, for discovery to handle: it never panics, accepts no proof that was not
+//! given, and bounds its state and attempts.
 //!
-//! The first byte says who sends. A stranger sends anything, copies and changes announcements of members, and asks: it
-//! causes no attempt at all, and delays no robot that comes. A member, or whoever stole its `ca.pem`, also announces any
-//! robot at any address: nobody is there, so no attempt succeeds, and they stop soon.
+//! The first byte chooses the sender. A stranger sends anything, copies and changes announcements of members, and asks
+//! questions: it causes no attempt, and delays no robot that comes. A member, or a thief of its `ca.pem`, also
+//! announces any robot at any address: nobody is there, so no attempt succeeds, and attempts soon stop.
 
 use std::net::Ipv4Addr;
 
@@ -15,16 +15,16 @@ use coorp_node::discovery::{Heard, Names};
 use super::input::Input;
 
 const ROBOTS: [&str; 4] = ["base", "r1", "r2", "r3"];
-/// This robot is the last one.
+/// The number of other robots; this robot is the last one.
 const OTHERS: u16 = 3;
 const PORT: u16 = 7_460;
-/// A robot is here, and nobody elsewhere.
+/// The only place with a robot.
 const TRUE_ROBOT: RobotId = RobotId(1);
 const TRUE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 1, 1);
-/// Attempts that may fail at first, and how long each one after that takes: the page about security says so.
+/// The number of attempts that may fail at first, and the time per attempt after that, as the page about security says.
 const ATTEMPTS_MAX: u64 = 10;
 const ATTEMPT_EVERY: Duration = Duration::from_secs(60);
-/// Heard and proven addresses of a robot, and addresses of misfits.
+/// The maximum number of heard and proven addresses of robots, and of addresses of misfits.
 const ADDRESSES_MAX: usize = OTHERS as usize * 6 + 256;
 
 struct World {
@@ -117,7 +117,7 @@ impl World {
         self.names.announcement(robot, 0, from, PORT)
     }
 
-    /// As the node does with a datagram that arrives at its first path.
+    /// Handles a datagram as the node does if it arrives over the first path.
     fn hear(&mut self, datagram: &[u8], from: Ipv4Addr) {
         match self.names.read(datagram, from) {
             Ok(Some(Heard::Announcement { robot, path, proved })) => {

@@ -1,16 +1,17 @@
-//! What datagrams of strangers do at a robot's door: its QUIC endpoint with the node's configuration and its admission,
-//! in virtual time. An input is a sequence of what strangers, and members among them, do.
+//! Sends strangers' datagrams to a robot's door: its QUIC endpoint with the node's configuration and its admission, in
+//! virtual time. An input is a sequence of actions of strangers, and of members among them.
 //!
-//! Strangers send anything, whole or changed packets of their own and of members, from any address, in any order; they
-//! open Initial packets, change what is inside or the token, and seal them again. At some addresses they hear the
-//! robot; those of the team and the *blind* ones they can only forge. Nothing panics, and:
+//! Strangers send anything, whole or changed packets of their own and of members, from any address, in any order. They
+//! open Initial packets, change the content or the token, and seal them again. At some addresses they hear the robot;
+//! the team's addresses and the *blind* ones they can only forge. Nothing panics, and:
 //!
-//! - what the robot stores stays within its limits (`robot.rs`);
-//! - no address is taken for proved without a token that was sent there in time;
-//! - an address without proof gets at most three times the bytes that came from it, and no handshake; one of the team gets
-//!   one handshake, and at most four times the bytes;
-//! - no stranger is let in;
-//! - a member gets in from its own address while datagrams of strangers go on coming, and from a new one after that.
+//! - the robot's state stays within its limits (`robot.rs`);
+//! - no address counts as proved without a token that was sent there in time;
+//! - an address without proof gets at most three times the bytes that came from it, and no handshake; an address of the
+//!   team gets one handshake, and at most four times the bytes;
+//! - no stranger is admitted;
+//! - a member is admitted from its own address while strangers' datagrams keep coming, and from a new address
+//!   afterwards.
 
 mod initial;
 mod robot;
@@ -37,16 +38,16 @@ const ROBOT: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10,
 const CLIENTS_MAX: usize = 8;
 const SEEN_MAX: usize = 64;
 const FLOODS_MAX: usize = 2;
-/// The least time between two datagrams of a flood: robots ask for a thousand proofs a second.
+/// The minimum time between two datagrams of a flood: robots ask for a thousand proofs a second.
 const FLOOD_EVERY_MS: u64 = 4;
-/// The number of their datagrams before a member comes, and while it comes: more take long.
+/// The maximum number of strangers' datagrams before a member comes, and while it comes: more would take too long.
 const FLOODED_MAX: u32 = 500;
-/// The time goes on in steps of this, or faster if nobody floods.
+/// The length of a time step; steps are longer if nobody floods.
 const STEP_MS: u64 = 5;
 const STEP_QUIET_MS: u64 = 25;
 const RETRY_TOKEN_MS: u64 = 15_000;
-/// At an address of the team, one handshake goes without a proof. quinn then sends a whole datagram as long as less than three
-/// times what came has been sent, so that up to one more goes.
+/// An address of the team may have one handshake without a proof. quinn then sends a whole datagram while it has sent
+/// less than three times what came, so up to one more datagram is sent.
 const AMPLIFIED_MAX: usize = 3;
 const AMPLIFIED_TEAM_MAX: usize = 4;
 /// The first port of clients; strangers forge the others.
@@ -57,7 +58,7 @@ struct Keys {
     robot: Quic,
     member: quinn_proto::ClientConfig,
     certificate: CertificateDer<'static>,
-    /// Without a certificate, with one of its own, with another protocol.
+    /// Clients without a certificate, with their own certificate, and with another protocol.
     strangers: [quinn_proto::ClientConfig; 3],
 }
 
@@ -117,12 +118,12 @@ struct Client {
     address: SocketAddr,
     endpoint: Endpoint,
     connection: Connection,
-    /// What it sends is not delivered, but only seen.
+    /// Whether its datagrams are only seen, not delivered.
     is_held: bool,
     is_connected: bool,
 }
 
-/// A datagram that comes again and again.
+/// A datagram that comes repeatedly.
 struct Flood {
     from: SocketAddr,
     datagram: Vec<u8>,
@@ -130,7 +131,7 @@ struct Flood {
     due_ms: u64,
 }
 
-/// What went from and to an address.
+/// The traffic from and to an address.
 #[derive(Default)]
 struct Account {
     received: usize,
@@ -145,7 +146,7 @@ struct World {
     accounts: BTreeMap<SocketAddr, Account>,
     /// Datagrams to the robot that strangers have seen.
     seen: VecDeque<(SocketAddr, Vec<u8>)>,
-    /// Retry packets at addresses of strangers where no client is.
+    /// Retry packets to strangers' addresses without a client.
     retries: BTreeMap<SocketAddr, (Vec<u8>, Vec<u8>)>,
     floods: Vec<Flood>,
     flooded: u32,
@@ -220,7 +221,7 @@ impl World {
 
     // --- what strangers do ------------------------------------------------------------------------------------
 
-    /// Any address, with the port of a client there or another.
+    /// Returns any address, with the port of a client there or another port.
     fn whom(&self, input: &mut Input<'_>) -> Option<SocketAddr> {
         let (number, port) = (input.byte()?, input.byte()?);
         let port = if port % 2 == 0 {
@@ -233,7 +234,7 @@ impl World {
 
     fn seen(&self, input: &mut Input<'_>) -> Option<(SocketAddr, Vec<u8>)> {
         let place = usize::from(input.byte()?);
-        // The newest first.
+        // Count from the newest.
         let seen = self.seen.iter().rev().nth(place % self.seen.len().max(1));
         Some(seen.cloned().unwrap_or((SocketAddr::new(address(2), 1), Vec::new())))
     }
@@ -301,7 +302,7 @@ impl World {
         Some(())
     }
 
-    /// Begins a handshake with any frames, by a proved address if the robot asks for it.
+    /// Begins a handshake with any frames, and proves the address if the robot asks for that.
     fn forge(&mut self, input: &mut Input<'_>) -> Option<()> {
         let from = self.whom(input)?;
         let crypto = &*keys().robot.server.crypto;
@@ -350,7 +351,7 @@ impl World {
         self.seen.push_back((from, datagram.to_vec()));
     }
 
-    /// A datagram goes to the robot.
+    /// Sends a datagram to the robot.
     fn send(&mut self, from: SocketAddr, datagram: &[u8]) {
         self.accounts.entry(from).or_default().received += datagram.len();
         self.robot.receive(from, datagram);
@@ -362,7 +363,7 @@ impl World {
         }
     }
 
-    /// The robot has taken an address for proved, by a datagram that came then.
+    /// Checks that the robot rightly considers an address proved, by a datagram that came at `came_ms`.
     fn prove(&mut self, came_ms: u64, address: SocketAddr) {
         let account = self.accounts.entry(address).or_default();
         let is_true = account
@@ -372,7 +373,7 @@ impl World {
         account.is_proved = true;
     }
 
-    /// A datagram comes from the robot.
+    /// Handles a datagram from the robot.
     fn answer(&mut self, to: SocketAddr, datagram: &[u8]) {
         let (now, ms) = (self.robot.time.quic(), self.robot.time.ms());
         let account = self.accounts.entry(to).or_default();
@@ -410,7 +411,7 @@ impl World {
         }
     }
 
-    /// Everything that is said is heard, until nobody says more.
+    /// Delivers all datagrams until nobody sends more.
     fn settle(&mut self) {
         loop {
             let now = self.robot.time.quic();
@@ -466,12 +467,12 @@ impl World {
             }
             self.wait(STEP_MS);
         }
-        panic!("a member at {at} does not get in");
+        panic!("a member at {at} is not admitted");
     }
 }
 
 impl Client {
-    /// Does what is due, and returns what it sends.
+    /// Does what is due, and returns the datagrams to send.
     fn say(&mut self, now: std::time::Instant) -> Vec<(SocketAddr, bool, Vec<u8>)> {
         if self.connection.poll_timeout().is_some_and(|due| due <= now) {
             self.connection.handle_timeout(now);

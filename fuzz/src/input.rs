@@ -13,7 +13,7 @@ impl<'a> Input<'a> {
         Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
     }
 
-    /// Returns the next bytes, as many as the next one says, or fewer at the end.
+    /// Returns the next bytes, whose number the next byte gives, or fewer at the end.
     pub fn bytes(&mut self) -> Option<&'a [u8]> {
         let count = usize::from(self.byte()?).min(self.0.len());
         self.take(count)

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with an input. libFuzzer drives it (`fuzz_targets/`), and so does a test of `coorp-node`
+//! The bodies of the fuzz targets. libFuzzer drives them (`fuzz_targets/`), and so does a test of `coorp-node`
 //! (`crates/node/tests/fuzz.rs`), which needs no nightly compiler.
 
 #![allow(clippy::unwrap_used)] // a finding is a panic

@@ -1,4 +1,4 @@
-//! A DDS message that a program sends through the agent: its parts are messages of one writer each.
+//! Takes apart a DDS message that a program sends through the agent: each part must be a message of one writer.
 
 use coorp_core::rtps::read;
 

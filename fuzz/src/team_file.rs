@@ -1,4 +1,4 @@
-//! Any bytes as a team file: never a panic or a hang, and every team that comes out holds together.
+//! Reads any bytes as a team file: never a panic or a hang, and every resulting team is consistent.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Any bytes as a frame of each kind: never a panic, and what is taken is written the same again.
+//! Decodes any bytes as a frame of each kind: never a panic, and a decoded value survives encoding and decoding.
 
 use coorp_core::robot;
 use coorp_node::status::Status;
@@ -42,7 +42,7 @@ fn read_packed<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
 fn read<F: Frame + PartialEq + std::fmt::Debug>(body: &[u8]) {
     let frame = [&[b'C', b'o', VERSION, F::KIND], body].concat();
     if let Ok(value) = decode::<F>(&frame) {
-        // Not byte by byte: numbers may be written longer than need be.
+        // Compare values, not bytes: numbers may be encoded longer than necessary.
         assert_eq!(decode::<F>(&encode(&value)).as_ref(), Ok(&value));
     }
     let _ = decode::<F>(body);

@@ -1,5 +1,5 @@
-//! Packets that a member wraps, at the agent that unwraps them: only those between the two robots' addresses pass, and those of a
-//! flow are delivered once and in order.
+//! Unwraps packets that a member has wrapped: only packets between the two robots' addresses pass, and a flow's packets
+//! are delivered once and in order.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use super::input::Input;
 
 const FROM: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const TO: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
-/// A datagram of UDP from one to the other.
+/// A UDP datagram from one robot to the other.
 const PACKET: [u8; 28] = [
     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 77, 0, 2, 10, 77, 0, 1, 0x1b, 0x58, 0x1b, 0x59, 0, 8, 0, 0,
 ];
@@ -41,7 +41,7 @@ fn step(input: &mut Input, merge: &mut Merge<(u32, Sequence)>, now: &mut Instant
         );
     }
     let (flow, incarnation) = (u32::from(input.byte()? % 4), u32::from(input.byte()? % 4));
-    // Near the end, where they wrap.
+    // Begin near the end, where the numbers wrap.
     let number = u32::from(input.word()?).wrapping_sub(0x100);
     let sequence = Sequence { incarnation, number };
     let (path, over) = (PathId(input.byte()? % 10), Paths(input.byte()?));

@@ -55,7 +55,7 @@ def test_a_value_that_cannot_be_sent_is_named_with_its_output_and_line(
 ) -> None:
     done = coorp(tmp_path, 'self.frame.set({"a": [1, threading.Lock()]})', "pass", *options)
     assert done.returncode == 1
-    assert "camera.grab (app.py:9) gives camera.frame what cannot be sent: value['a'][1]: a _thread.lock" in done.stderr
+    assert "camera.grab (app.py:9) sets camera.frame to a value that cannot be sent: value['a'][1]: a _thread.lock" in done.stderr
     assert "Traceback" not in done.stderr
 
 

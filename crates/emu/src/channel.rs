@@ -28,11 +28,11 @@ const TO_ALL: u64 = 1 << 32;
 
 /// Receives delivered frames.
 pub trait Outlet {
-    /// `frame` reaches the stack of `to` at the modelled instant `at`.
+    /// Delivers `frame` to the stack of `to`, at the modelled instant `at`.
     fn deliver(&mut self, to: StationId, frame: &[u8], at: Instant);
 
-    /// The driver of `from` has freed a frame to another station, when its card's profile says so, or its queue has
-    /// dropped it.
+    /// Reports that the driver of `from` has freed a frame to another station, as its card's profile says, or that its
+    /// queue has dropped the frame.
     fn freed(&mut self, from: StationId, frame: &[u8]);
 }
 
@@ -57,7 +57,7 @@ pub struct Counters {
     pub delivered: u64,
     /// Frames that the host queue dropped, by CoDel or because it was full.
     pub dropped_by_queue: u64,
-    /// Frames that were lost on the air, all retries included.
+    /// Frames that were lost on the air, with all their retries.
     pub given_up: u64,
     /// Frames that no card would send: with an unknown destination, a foreign sender address, or too long.
     pub refused: u64,
@@ -70,7 +70,7 @@ struct Stored {
     length: usize,
     origin: StationId,
     to_all: bool,
-    /// One of two events has happened: its delivery, or the sender's card being done with it.
+    /// Whether one of two events has happened: the frame's delivery, or the end of its handling by the sender's card.
     half_done: bool,
 }
 
@@ -155,7 +155,7 @@ impl<O: Outlet> Channel<O> {
         &mut self.cards.outlet
     }
 
-    /// Returns when [`Channel::advance`] has something to do.
+    /// Returns the time at which [`Channel::advance`] next has something to do.
     pub fn next_deadline(&self) -> Instant {
         self.air.next_deadline()
     }
@@ -172,9 +172,9 @@ impl<O: Outlet> Channel<O> {
         }
     }
 
-    /// The stack of `from` sends a frame, which `read` writes into the given buffer. The channel has been advanced to
-    /// `now`. Returns false if `read` returns no length, because there is no frame. After one or more calls, call
-    /// [`Channel::kick`].
+    /// Takes a frame that the stack of `from` sends; `read` writes it into the given buffer. The channel must have been
+    /// advanced to `now`. Returns false if `read` returns no length, because there is no frame. After one or more
+    /// calls, call [`Channel::kick`].
     pub fn take(&mut self, from: StationId, now: Instant, read: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let tag = self.cards.store.take(from);
         let stored = &mut self.cards.store.frames[tag as usize];
@@ -247,7 +247,7 @@ impl<O: Outlet> Cards<O> {
         self.store.free.push(packet.tag as u32);
     }
 
-    /// The first or the second end event of a delivered frame.
+    /// Handles the first or the second end event of a delivered frame.
     fn end(&mut self, packet: &Packet) {
         let stored = &mut self.store.frames[packet.tag as u32 as usize];
         if std::mem::replace(&mut stored.half_done, true) {
@@ -467,7 +467,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever is sent, and whatever the losses, every frame is delivered or counted where it ended, and released.
+        /// Every frame is delivered or counted as lost at some stage, and released, whatever is sent and whatever the
+        /// losses.
         #[test]
         fn every_frame_ends_somewhere(
             loss in 0.0..0.9f64,

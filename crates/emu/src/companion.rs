@@ -1,8 +1,8 @@
 //! A program beside each robot's own, such as an agent that protects it.
 //!
 //! It starts first. The robot's program is held until the companion has created its network interface. A robot's death
-//! ends both, and both start again with it. Left out: restarting a companion that has ended by itself; its robot goes on
-//! without it.
+//! ends both, and both start again with it. Left out: restarting a companion that has ended by itself; its robot
+//! continues without it.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -17,21 +17,21 @@ use crate::pump::Clock;
 use crate::report::Fate;
 use crate::run::Error;
 
-/// How long a companion may take to create its interface.
+/// Time limit for a companion to create its interface.
 const READY_WITHIN: Duration = Duration::from_secs(10);
-/// How often to look for the interface.
+/// The interval at which to look for the interface.
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long companions may take to end after being asked to.
+/// Time limit for companions to end after being asked to.
 pub const GRACE: Duration = Duration::from_secs(2);
 
 /// A program that accompanies each robot's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Companion {
-    /// The program and its arguments. Its environment is that of the robot's program.
+    /// The program and its arguments. It has the same environment as the robot's program.
     pub command: Vec<OsString>,
     /// The network interface that it creates in its robot's namespace once it is ready.
     pub interface: String,
-    /// A folder with one for each companion to keep what it needs; both programs find the robot's as `COORP_AGENT`.
+    /// A folder with a subfolder for each companion's files; `COORP_AGENT` gives both programs the robot's subfolder.
     pub folder: PathBuf,
 }
 
@@ -40,7 +40,7 @@ pub struct Attendant {
     robot: String,
     program: Program,
     held: Option<Held>,
-    /// How it failed by itself, if it ever did.
+    /// The failure with which it ended by itself, if it ever did.
     failure: Option<Fate>,
     /// Whether it has been asked to end.
     asked: bool,
@@ -63,7 +63,7 @@ impl Attendant {
         }
     }
 
-    /// Starts it unless it runs, and holds the robot's own program.
+    /// Starts it unless it is running, and holds the robot's own program.
     pub fn start(
         &mut self,
         companion: &Companion,
@@ -86,7 +86,7 @@ impl Attendant {
         self.held.is_some()
     }
 
-    /// Returns the robot's program once the interface is there, and not again after that.
+    /// Returns the robot's program once, when the interface is there.
     ///
     /// # Errors
     /// The companion has failed, or takes too long.
@@ -146,7 +146,7 @@ impl Attendant {
         self.program.kill(namespace, self.failure.unwrap_or(why));
     }
 
-    /// Returns how it ended.
+    /// Returns the way it ended.
     pub fn fate(&self) -> Fate {
         self.program.fate
     }

@@ -31,7 +31,7 @@ struct InterfaceRequest {
 /// read or write is one frame and does not block.
 ///
 /// # Errors
-/// No such device, no permission, or a name that is taken.
+/// The device does not exist, permission is missing, or the name is taken.
 pub fn open_tap(name: &str) -> io::Result<File> {
     let tap = OpenOptions::new()
         .read(true)
@@ -56,7 +56,7 @@ pub fn open_tap(name: &str) -> io::Result<File> {
 /// Schedules the calling thread ahead of all normally scheduled threads. Its children are not affected.
 ///
 /// # Errors
-/// No permission.
+/// Permission is missing.
 pub fn real_time() -> io::Result<()> {
     // An all-zero `sched_param` is valid on every libc, whatever further fields it has.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
@@ -70,7 +70,7 @@ pub fn real_time() -> io::Result<()> {
     }
 }
 
-/// Makes the kernel kill the command's process when the thread that starts it ends, however that happens.
+/// Makes the kernel kill the command's process when the thread that starts it ends, for whatever reason.
 pub fn die_with_parent(command: &mut Command) {
     // SAFETY: between fork and exec only prctl is called, a bare system call that allocates nothing and takes no lock.
     unsafe {

@@ -1,4 +1,4 @@
-//! What a WiFi card needs to know about an Ethernet frame: its destination, access category and flow.
+//! Reads what a WiFi card needs to know about an Ethernet frame: its destination, access category and flow.
 //!
 //! The category follows from the DSCP as Linux stations map it (RFC 8325, section 4, and IEEE 802.11-2020, table 10-1
 //! from user priority to category), or from a VLAN tag's priority. Left out: a socket's own priority (`SO_PRIORITY` 256
@@ -136,7 +136,7 @@ fn category(user_priority: u8) -> AccessCategory {
 }
 
 /// Returns a hash of the fields that distinguish flows. Fragments after the first have no ports, so a fragmented
-/// datagram is hashed by its addresses alone.
+/// datagram is hashed only by its addresses and protocol.
 fn flow(ethertype: u16, payload: &[u8]) -> u32 {
     let mut hasher = DefaultHasher::new();
     ethertype.hash(&mut hasher);
@@ -267,7 +267,7 @@ pub(crate) mod tests {
     fn packets_are_known_by_identification_and_length() {
         let frame = udp(1, mac(0, StationId(2)), 0, 1, 100);
         assert_eq!(packet(&ipv4(frame.clone(), 6, 0xabcd, 0x00b9)), Some((0xabcd, 86)));
-        // Short frames are padded, and a longer packet than the frame holds is none.
+        // Short frames are padded, and a packet longer than its frame is invalid.
         let padded = [ipv4(frame.clone(), 6, 7, 0), vec![0; 9]].concat();
         assert_eq!(packet(&padded), Some((7, 86)));
         assert_eq!(packet(&ipv4(frame.clone(), 6, 7, 0)[..99]), None);

@@ -1,4 +1,4 @@
-//! What a robot is told: its name, its interfaces with their addresses, and how to reach the others.
+//! The identity that a robot is given: its name, its interfaces with their addresses, and how to reach the others.
 
 use std::ffi::OsString;
 use std::fs;

@@ -2,7 +2,7 @@
 //!
 //! [`run`] creates a network namespace for each robot, with TAP interfaces `wlan0`, `wlan1` and so on, and starts the
 //! program in each. It carries their Ethernet frames through the model of the air ([`channel`]) by the wall clock
-//! (`pump`). It measures its own lateness and states it in its [`Report`]. Linux only; needs root.
+//! (`pump`). It measures its own lateness and reports it in its [`Report`]. Linux only; needs root.
 //!
 //! Left out: the robots' agents, which are programs like any other, and virtual time. If the machine is too slow, the
 //! results do not count, and the report says so.

@@ -1,9 +1,9 @@
 //! Network namespaces with TAP interfaces and resolvable names: created, found again after a crash, and removed.
 //!
-//! Namespaces are created and configured by iproute2's `ip`, not by netlink calls from here. It is available on every
-//! relevant Linux, and its namespaces are those that `ip netns exec` enters, with the right `/etc/netns` and `/sys`. It
-//! runs twice per robot, at the start and never while frames move. Only the TAPs are created from here, because their
-//! files are needed. They are created inside their namespace, so that no network manager of the host ever sees them.
+//! iproute2's `ip` creates and configures the namespaces, not netlink calls from here. It is available on every
+//! relevant Linux, and `ip netns exec` enters its namespaces, with the right `/etc/netns` and `/sys`. It runs twice per
+//! robot, at the start and never while frames move. Only the TAPs are created from here, because their files are
+//! needed. They are created inside their namespace, so that no network manager of the host ever sees them.
 //!
 //! A namespace is named after the emulator's process and the robot, and the emulator holds a lock while it lives. So
 //! the next start can distinguish the namespaces of a living emulator from those left by a killed one.
@@ -28,10 +28,10 @@ use crate::outqueue::OutQueue;
 use crate::run::Error;
 
 const PREFIX: &str = "coorp-";
-/// Where iproute2 keeps the namespaces' names, and their replacements for files of `/etc`.
+/// The folders in which iproute2 keeps the namespaces' names, and their replacements for files of `/etc`.
 const NAMES: &str = "/run/netns";
 const ETC: &str = "/etc/netns";
-/// Where the locks of living emulators are.
+/// The folder of the locks of living emulators.
 const LOCKS: &str = "/run/coorp";
 /// Frames that a TAP queues for the emulator; the driver's default.
 pub const TAP_FRAMES: u32 = 1_000;
@@ -42,7 +42,7 @@ const QUIET: [(&str, &str); 3] = [
     ("router_solicitations", "0"),
     ("mldv2_unsolicited_report_interval", "1"),
 ];
-/// How often to look again for processes that a killed one may have started in the meantime.
+/// Maximum number of searches for processes that a killed one may have started in the meantime.
 const KILL_ROUNDS: u32 = 50;
 
 /// One interface of a robot.
@@ -51,7 +51,7 @@ pub struct Interface {
     /// `wlan0` and so on.
     pub name: String,
     pub mac: Mac,
-    /// With its prefix length, `10.77.0.1/16`.
+    /// The address with its prefix length, `10.77.0.1/16`.
     pub address: String,
 }
 
@@ -256,7 +256,8 @@ impl Namespace {
         self.inside(read).and_then(|table| table).unwrap_or_default()
     }
 
-    /// Frames that the kernel could not put into each TAP because the emulator had not fetched earlier ones.
+    /// Returns the number of frames that the kernel could not put into the TAPs, because the emulator had not fetched
+    /// earlier ones.
     pub fn frames_missed(&self) -> u64 {
         transmit_drops(&self.interfaces())
     }
@@ -289,7 +290,7 @@ impl Namespace {
     /// Kills every process in the namespace, and removes it with everything that belongs to it.
     pub fn clear(&self) {
         self.kill();
-        // Anything that cannot be removed is tried again at the next start.
+        // The next start retries to remove anything that remains.
         let _ = ip(&["netns", "delete", &self.name], "");
         let _ = fs::remove_dir_all(Path::new(ETC).join(&self.name));
     }
@@ -307,7 +308,7 @@ fn transmit_drops(table: &str) -> u64 {
     table.lines().filter_map(of_line).sum()
 }
 
-/// Processes in this network namespace. Zombies have none.
+/// Returns the processes in this network namespace. Zombies have no namespace.
 fn processes_in(device: u64, inode: u64) -> Vec<Pid> {
     let own = std::process::id();
     let mut found = Vec::new();

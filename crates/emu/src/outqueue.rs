@@ -1,13 +1,14 @@
-//! The send queue of a robot's card as visible to programs: which datagrams and packets the card's driver has freed.
+//! The send queue of a robot's card as visible to programs: shows which datagrams and packets the card's driver has
+//! freed.
 //!
 //! For a real card the kernel counts how much of a socket's data the driver still holds (`SIOCOUTQ`). For a TAP it
-//! cannot, because it frees a frame once the emulator may fetch it. Instead, a program connects to one of two abstract
-//! Unix sockets in the robot's namespace and reads a record for each frame that the driver frees, according to the
-//! card's profile, or that the card's queue drops. With `completes_on_transfer` the driver frees a frame when the card
-//! takes it, before it is on the air. A record has two numbers of two bytes each, big-endian:
+//! cannot, because it frees a frame as soon as the emulator may fetch it. Instead, a program connects to one of two
+//! abstract Unix sockets in the robot's namespace and reads a record for each frame that the driver frees, according to
+//! the card's profile, or that the card's queue drops. With `completes_on_transfer` the driver frees a frame when the
+//! card takes it, before it is on the air. A record consists of two numbers of two bytes each, big-endian:
 //!
 //! - `coorp-outqueue/wlan0`: the source port and the payload length of each UDP datagram;
-//! - `coorp-outqueue/wlan0/ip`: the identification and the total length of each IPv4 packet, fragments included.
+//! - `coorp-outqueue/wlan0/ip`: the identification and the total length of each IPv4 packet, including fragments.
 //!
 //! Left out: frames to all; on the first, fragments after the first, which have no ports; on the second, IPv6, which
 //! has no identification.
@@ -19,7 +20,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use crate::frame;
 
-/// Maximum number of reading programs of each socket.
+/// Maximum number of programs that read from each socket.
 const READERS_MAX: usize = 16;
 /// Maximum amount of records waiting for a slow reader, in bytes; beyond it, the reader is disconnected.
 const WAITING_MAX: usize = 256 << 10;
@@ -36,7 +37,7 @@ pub struct OutQueue {
 struct Served {
     listener: UnixListener,
     readers: Vec<Reader>,
-    /// The record of a frame, if it has one.
+    /// Returns the record of a frame, if it has one.
     record: fn(&[u8]) -> Option<(u16, u16)>,
     /// Records since the last [`Served::flush`].
     fresh: Vec<u8>,
@@ -58,7 +59,7 @@ impl OutQueue {
         })
     }
 
-    /// Readable while a program wants to connect.
+    /// Returns the descriptors that are readable while a program wants to connect.
     pub fn as_fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.datagrams.listener.as_fd(), self.packets.listener.as_fd()]
     }
@@ -72,7 +73,7 @@ impl OutQueue {
         self.both().into_iter().for_each(Served::accept);
     }
 
-    /// The driver has freed a frame.
+    /// Records a frame that the driver has freed.
     pub fn freed(&mut self, frame: &[u8]) {
         self.both().into_iter().for_each(|served| served.freed(frame));
     }
@@ -126,7 +127,7 @@ impl Served {
 }
 
 impl Reader {
-    /// Returns false once the reader no longer reads.
+    /// Sends records to a reader. Returns false once the reader no longer reads.
     fn tell(&mut self, records: &[u8]) -> bool {
         self.waiting.extend_from_slice(records);
         loop {

@@ -1,4 +1,4 @@
-//! The robots' programs: started in their namespaces, their output forwarded line by line, ended with the run.
+//! Starts the robots' programs in their namespaces, forwards their output line by line, and ends them with the run.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
@@ -105,7 +105,7 @@ impl Program {
     pub fn kill(&mut self, namespace: &Namespace, why: Fate) {
         namespace.kill();
         if self.runs() {
-            // It has left its namespace.
+            // The program may have left its namespace.
             let _ = self.child.as_mut().map(Child::kill);
         }
         if let Some(mut child) = self.child.take() {

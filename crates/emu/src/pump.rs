@@ -28,7 +28,7 @@ use crate::outqueue::OutQueue;
 use crate::timing::Lateness;
 use crate::trouble::Watched;
 
-/// How long before a deadline the thread wakes up, on machines with a second core for the programs.
+/// Time before a deadline at which the thread wakes up, on machines with a second core for the programs.
 const WATCH: Duration = Duration::from_micros(50);
 /// Maximum number of frames fetched from a TAP before the clock is checked again.
 const FETCH_MAX: usize = 64;
@@ -119,14 +119,14 @@ impl Handle {
         })))
     }
 
-    /// Counts the times of the team's events and routes from the start of this clock. Until then, everything is as at
-    /// their beginning. Later calls change nothing.
+    /// Counts the times of the team's events and routes from the start of this clock. Until then, the team stays in its
+    /// initial state. Later calls change nothing.
     pub fn begin(&self, script: Clock) {
         let _ = self.0.script.set(script);
         self.wake();
     }
 
-    /// Requests the stop; the pump has ended when its thread has.
+    /// Requests the stop; the pump has ended when its thread has ended.
     pub fn stop(&self) {
         self.0.stop.store(true, Ordering::Release);
         self.wake();
@@ -149,11 +149,11 @@ pub struct Pump {
     clock: Clock,
     watch: Duration,
     handle: Handle,
-    /// When the script began, once it has. The next two count from then.
+    /// The time at which the script began, once it has. The times of the next two fields are relative to it.
     script_start: Option<Instant>,
     next_script: Option<Instant>,
     next_move: Option<Instant>,
-    /// The last [`Pump::advance`].
+    /// The time of the last [`Pump::advance`].
     advanced: Instant,
     dead: Vec<bool>,
     move_part: usize,
@@ -244,7 +244,7 @@ impl Pump {
     /// The kernel refuses something that it granted before.
     pub fn run(mut self) -> io::Result<Outcome> {
         let real_time = ffi::real_time().is_ok();
-        // Without real-time priority, sleeps end late by the timer slack; if it cannot be set, they do.
+        // Without real-time priority, sleeps end late by the timer slack. If it cannot be set, accept that.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Vec::with_capacity(EVENTS_MAX);
         if self.heed() {
@@ -286,12 +286,12 @@ impl Pump {
         }
     }
 
-    /// Does what the handle asks for. Returns whether that is to stop.
+    /// Does what the handle requests. Returns whether to stop.
     fn heed(&mut self) -> bool {
-        // It may have been read already.
+        // The counter may already have been read.
         let _ = rustix::io::read(&self.handle.0.wake, &mut [0_u8; 8]);
         if let (None, Some(script)) = (self.script_start, self.handle.0.script.get()) {
-            // Nothing of the script may be before what the air has done.
+            // The script must not begin before the air's current time.
             self.script_start = Some(self.clock.at(script.0).max(self.advanced));
         }
         self.handle.0.stop.load(Ordering::Acquire)
@@ -377,7 +377,7 @@ impl Pump {
         let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
     }
 
-    /// A TAP is gone; its file would be reported forever.
+    /// Stops watching a TAP that is gone; its file would be reported forever.
     fn forget(&mut self, mark: u64) {
         let (interface, robot) = unmark(mark);
         if let Some(channel) = self.channels.get_mut(interface) {
@@ -387,7 +387,7 @@ impl Pump {
         }
     }
 
-    /// Accepts programs that want to know what was sent.
+    /// Accepts programs that want to read what was sent.
     fn accept(&mut self, mark: u64) {
         let (interface, robot) = unmark(mark);
         if let Some(channel) = self.channels.get_mut(interface) {

@@ -1,4 +1,4 @@
-//! The outcome of a run: how the programs ended, what became of the frames, and how late the emulator was.
+//! The outcome of a run: how the programs ended, what happened to the frames, and how late the emulator was.
 
 use std::fmt::{self, Write};
 
@@ -12,13 +12,13 @@ pub use crate::timing::{Timing, P99_MAX};
 pub struct Report {
     /// The duration in seconds.
     pub seconds: f64,
-    /// What ended it.
+    /// The reason for its end.
     pub ended: Ended,
     /// The robots in the team file's order.
     pub robots: Vec<Robot>,
     /// The channels, wlan0's first.
     pub interfaces: Vec<Interface>,
-    /// How late frames were delivered.
+    /// The lateness of deliveries.
     pub timing: Timing,
     /// Whether the emulator's thread had real-time priority.
     pub real_time: bool,
@@ -26,7 +26,7 @@ pub struct Report {
     pub kept_up: bool,
 }
 
-/// What ended a run.
+/// The reason for the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
@@ -43,17 +43,17 @@ pub enum Ended {
 pub struct Robot {
     /// The name.
     pub name: String,
-    /// How its program ended; the last one if it was started more than once.
+    /// The way its program ended; for several starts, the last one.
     pub program: Fate,
-    /// How its companion ended: as a failure if it ever failed by itself.
+    /// The way its companion ended: a failure if it ever failed by itself.
     pub companion: Fate,
-    /// How many times the script killed the robot.
+    /// The number of times that the script killed the robot.
     pub deaths: u32,
     /// Frames that the kernel discarded because the emulator fetched them too late.
     pub frames_missed: u64,
 }
 
-/// How a program ended.
+/// The way a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
@@ -93,7 +93,7 @@ impl fmt::Display for Fate {
 pub struct Interface {
     /// `wlan0` and so on.
     pub name: String,
-    /// What became of its frames.
+    /// The counts of its frames.
     #[serde(flatten)]
     pub frames: Counters,
 }

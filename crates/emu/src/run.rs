@@ -25,11 +25,11 @@ use crate::report::{self, Ended, Fate, Report};
 use crate::timing::P99_MAX;
 use crate::trouble::{Blow, Watched, What};
 
-/// How long programs may take to end after being asked to.
+/// Time limit for programs to end after being asked to.
 const GRACE: Duration = Duration::from_secs(1);
 /// The longest sleep between two checks of the programs.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Open files that the emulator needs in addition to those of the robots.
+/// Number of open files that the emulator needs in addition to those for the robots.
 const FILES_BESIDE: u64 = 64;
 /// The seed of losses and backoffs. No seed makes a run reproducible, because the programs are not.
 const SEED: u64 = 1;
@@ -43,7 +43,7 @@ pub struct Options {
     pub program: Vec<OsString>,
     /// A program beside each robot's own, if any.
     pub companion: Option<Companion>,
-    /// When to end the run, after the programs' start; by default it ends with the last program.
+    /// The time after the programs' start at which to end the run; by default it ends with the last program.
     pub duration: Option<Duration>,
     /// Faults injected into the programs, in order of time.
     pub blows: Vec<Blow>,
@@ -59,7 +59,7 @@ impl Options {
     }
 }
 
-/// Which of a program's two outputs.
+/// One of a program's two outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Stream {
@@ -67,10 +67,10 @@ pub enum Stream {
     Stderr,
 }
 
-/// Why a run did not start or did not finish.
+/// The reason why a run did not start or did not finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// Something is missing, or the user must fix something: what, and how.
+    /// Something is missing, or the user must fix something; the text says what and how.
     Unable(String),
     /// The run was aborted: a bug, or the machine ran out of a resource.
     Broken(String),
@@ -143,7 +143,7 @@ impl Drop for Signals {
     }
 }
 
-/// Runs a team. `lines` receives the programs' output, `told` other notices in the meantime.
+/// Runs a team. `lines` receives the programs' output, and `told` other notices.
 ///
 /// # Errors
 /// Not root, no TUN, no `ip`, or no such program; or the emulator itself was aborted. Everything is cleaned up in any
@@ -198,7 +198,7 @@ pub fn run(team: &Team, options: &Options, lines: Lines, told: &dyn Fn(&str)) ->
     Ok(report)
 }
 
-/// Whether the run can be attempted at all.
+/// Checks whether the run can be attempted.
 fn check(team: &Team, options: &Options) -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::Unable(
@@ -222,8 +222,8 @@ fn check(team: &Team, options: &Options) -> Result<(), Error> {
             return Err(Error::Unable(format!("there is no program '{shown}': {mend}")));
         }
     }
-    // Per robot, two pipes (four with a companion) and some room while a program starts; per interface, a TAP, the send queue's two sockets, a
-    // reader of packets, and readers of datagrams.
+    // Per robot: two pipes (four with a companion), and some room while a program starts. Per interface: a TAP, the
+    // send queue's two sockets, a reader of packets, and readers of datagrams.
     let interfaces = team.channels().count() as u64;
     let programs = 1 + u64::from(companion.is_some());
     let files = team.robots.len() as u64 * (1 + 2 * programs + interfaces * (4 + interfaces)) + FILES_BESIDE;
@@ -242,7 +242,7 @@ fn spawn(pump: Pump) -> io::Result<JoinHandle<io::Result<Outcome>>> {
     thread::Builder::new().name("air".to_owned()).spawn(move || pump.run())
 }
 
-/// The thread that runs the air. It ends with this value, whatever happens.
+/// The thread that runs the air. It ends when this is dropped.
 struct PumpThread {
     handle: Handle,
     thread: Option<JoinHandle<io::Result<Outcome>>>,
@@ -281,7 +281,7 @@ struct Robots {
     /// Empty if the run has no companions.
     companions: Vec<Attendant>,
     deaths: Vec<u32>,
-    /// By interface and robot, until the pump takes them.
+    /// The cards by interface and robot, until the pump takes them.
     cards: Vec<Vec<Option<Card>>>,
 }
 
@@ -315,7 +315,7 @@ impl Robots {
         Ok(made)
     }
 
-    /// Starts the companions of the robots that are not dead at first, and waits until they are ready.
+    /// Starts the companions of the robots that are alive at the start, and waits until they are ready.
     fn start_companions(
         &mut self,
         team: &Team,
@@ -336,7 +336,7 @@ impl Robots {
         Ok(())
     }
 
-    /// Starts a robot's companion. Its program starts once that is ready.
+    /// Starts a robot's companion. The robot's program starts once the companion is ready.
     fn accompany(
         &mut self,
         place: usize,
@@ -376,7 +376,7 @@ impl Robots {
         let end = options.duration.map(|duration| Instant::ZERO + duration);
         loop {
             let now = clock.now();
-            // If the air stopped, its outcome says why.
+            // If the air has stopped, its outcome says why.
             if signals.ended() || pump.broke_off() {
                 return Ok(Ended::Signal);
             }
@@ -385,7 +385,7 @@ impl Robots {
                     let place = usize::from(robot.0);
                     let was = std::mem::replace(&mut dead[place], Scene::dead(team, robot, at));
                     match (was, dead[place]) {
-                        // At first, the companions are there.
+                        // At the start, the companions are already running.
                         (true, false) if at == Instant::ZERO => self.start(place, &options.program, lines)?,
                         (true, false) => self.rise(place, &options.program, options, lines)?,
                         (false, true) => {

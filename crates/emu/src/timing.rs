@@ -1,7 +1,8 @@
-//! How late the emulator was: the time between a frame's modelled arrival and its delivery to the robot's stack.
+//! Measures how late the emulator was: the time between a frame's modelled arrival and its delivery to the robot's
+//! stack.
 //!
-//! How late frames were fetched from the stacks is not visible, because a TAP does not time-stamp them. The same thread
-//! does both, so the figures are indicative for that too.
+//! The lateness of fetching frames from the stacks is not visible, because a TAP does not time-stamp them. The same
+//! thread does both, so the figures indicate that lateness too.
 
 use coorp_core::Duration;
 use hdrhistogram::Histogram;
@@ -21,7 +22,7 @@ pub struct Timing {
     pub deliveries: u64,
     /// Median lateness in microseconds.
     pub p50_us: f64,
-    /// Lateness that 99 of 100 do not exceed, in microseconds.
+    /// Lateness that 99 of 100 deliveries do not exceed, in microseconds.
     pub p99_us: f64,
     /// Maximum lateness in microseconds.
     pub max_us: f64,

@@ -1,5 +1,5 @@
-//! Faults injected into programs in addition to the team file's script: a process is killed while its machine lives on,
-//! freezes, or is started with another command. Also an observer of what happened when.
+//! Faults injected into programs in addition to the team file's script: a process is killed while its machine stays up,
+//! freezes, or is started with another command. Also an observer of what happens when.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -21,7 +21,7 @@ pub struct Blow {
 /// A fault. If it does not apply, for example to a program that has ended, nothing happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// `kill -9`, also of its companion. The machine lives on: its kernel closes the connections.
+    /// `kill -9`, also of its companion. The machine stays up: its kernel closes the connections.
     Kill,
     /// Starts the program with this command line, after its companion.
     Start(Vec<OsString>),
@@ -33,11 +33,11 @@ pub enum What {
 
 /// Observes a run from the outside. Called on the run's own threads: return quickly.
 pub trait Watcher: Send + Sync {
-    /// The run's clock starts now. Companions may have sent frames before.
+    /// Called when the run's clock starts. Companions may have sent frames before.
     fn began(&self);
-    /// A robot's stack has sent this Ethernet frame on interface `wlan0`, `wlan1` and so on.
+    /// Called with each Ethernet frame that a robot's stack has sent on interface `wlan0`, `wlan1` and so on.
     fn sent(&self, interface: usize, robot: RobotId, frame: &[u8]);
-    /// Fault `number`, counted from 0, is injected now; called again once it has been injected.
+    /// Called just before fault `number`, counted from 0, is injected, and again once it has been injected.
     fn strikes(&self, number: usize, fallen: bool);
 }
 

@@ -58,7 +58,7 @@ fn count(said: &[String], line: &str) -> usize {
     said.iter().filter(|said| *said == line).count()
 }
 
-/// A companion's interface, which goes with it, as an agent's does; then it says so and stays.
+/// Creates an interface that disappears with the companion, like an agent's; then prints that it is ready, and stays.
 const TUN: &str = "exec python3 -c '
 import fcntl, os, struct, sys, time
 tun = os.open(\"/dev/net/tun\", os.O_RDWR)
@@ -80,7 +80,7 @@ fn a_companion_is_ready_first_and_ends_last() {
     let report = report.unwrap_or_else(|why| panic!("{why} {said:?}"));
     for robot in ["base", "rover"] {
         let expected = ["ready", &format!("{robot} sees it"), "done", "ends"].map(|line| format!("{robot}: {line}"));
-        // A shell's children are asked to end too, and it says so.
+        // A shell reports that its children were asked to end, too.
         let own = said
             .iter()
             .filter(|line| line.starts_with(robot) && !line.ends_with("Terminated"));
@@ -92,7 +92,7 @@ fn a_companion_is_ready_first_and_ends_last() {
     }
     assert!(
         !report.failed(),
-        "an exit code after the run's end is none of its failures"
+        "an exit code after the run's end is not a failure of the run"
     );
     assert!(report.seconds < 10.0, "counts from the programs' start");
 }
@@ -114,7 +114,7 @@ fn a_companion_that_fails_does_not_end_the_run_but_makes_it_fail() {
     if !possible("a_companion_that_fails_does_not_end_the_run", &[]) {
         return;
     }
-    // The base's ends well, and leaves its interface. The rover's fails in its first life only.
+    // The base's companion ends successfully, and leaves its interface. The rover's fails only in its first life.
     let events = "[[event]]\nat = \"2s\"\nuntil = \"2100ms\"\ndeath = [\"rover\"]\n";
     let companion = "ip link show coorp0 >/dev/null 2>&1 && exec sleep 1000
         ip tuntap add coorp0 mode tun; [ $COORP_ROBOT = base ] || { sleep 0.1; exit 3; }";
@@ -184,7 +184,7 @@ fn companions_die_and_start_again_with_their_robots() {
     if !possible("companions_die_and_start_again_with_their_robots", &["python3"]) {
         return;
     }
-    // The robot that is dead at first comes later.
+    // The robot that is dead at the start comes later.
     let events = "[[event]]\nat = \"1s\"\nuntil = \"1500ms\"\ndeath = [\"rover\"]\n\
                   [[event]]\nat = \"0s\"\nuntil = \"500ms\"\ndeath = [\"base\"]\n";
     let program = "ip link show coorp0 >/dev/null && echo sees it; sleep 3; echo done";

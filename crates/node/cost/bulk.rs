@@ -1,4 +1,4 @@
-//! Bulk messages, and permits: a node beside QUIC (quinn) used plainly, with the same keys and windows.
+//! Bulk messages, and permits: a node compared with plain QUIC (quinn), with the same keys and windows.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,16 +22,16 @@ use crate::peer::{Ask, Obey, Peer, Role};
 use crate::team::Team;
 use crate::{turns, Extent, Outcome, Row};
 
-/// As a node has them.
+/// The same window as a node's.
 const WINDOW_BYTES: u32 = 8 << 20;
 const THREADS: usize = 2;
 const PROTOCOL: &[u8] = b"cost";
-/// What every robot's certificate is made out to.
+/// The name in every robot's certificate.
 const SERVER_NAME: &str = "robot.coorp.internal";
-/// Memory as a folder, where this machine has it.
+/// A folder in memory, if this machine has it.
 const MEMORY: &str = "/dev/shm";
 
-/// Bytes that no compression or page of zeros makes easy. Made once for each length.
+/// Fills a message with incompressible bytes, once for each length.
 pub fn fill(message: &mut Vec<u8>, bytes: usize) {
     if message.len() == bytes {
         return;
@@ -94,7 +94,7 @@ impl Obey for Quic {
             Ask::Fill { bytes } => json!(fill(&mut self.message, bytes)),
             Ask::Bulk { to, checked } => json!(self.bulk(&to, checked)?),
             Ask::Address => json!(self.endpoint.local_addr()?.to_string()),
-            _ => return Err("QUIC alone does bulk".into()),
+            _ => return Err("only QUIC does bulk".into()),
         })
     }
 }
@@ -130,7 +130,7 @@ fn configs(identity: &Identity) -> Outcome<(quinn::ServerConfig, quinn::ClientCo
     Ok((server, client))
 }
 
-/// Sends a message on a connection of its own: whether it is to be checked, its hash if so, and its bytes.
+/// Sends a message on a new connection: whether it is to be checked, its hash if so, and its bytes.
 async fn send(endpoint: &Endpoint, to: SocketAddr, message: &[u8], checked: bool) -> Outcome<()> {
     let mut head = vec![u8::from(checked)];
     if checked {
@@ -151,7 +151,7 @@ async fn send(endpoint: &Endpoint, to: SocketAddr, message: &[u8], checked: bool
     }
 }
 
-/// Receives one: drops it, or hashes it, writes it to the disk and syncs. Answers how long it was.
+/// Receives a message: drops it, or hashes it, writes it to the disk and syncs. Answers with its length.
 async fn receive(incoming: Incoming, folder: &Path) -> Outcome<()> {
     let connection = incoming.await?;
     let (mut send, mut receive) = connection.accept_bi().await?;
@@ -184,12 +184,12 @@ async fn receive(incoming: Incoming, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Who sends bulk, and how.
+/// A contender: who sends bulk, and how.
 struct Contender {
     name: &'static str,
-    /// The same without the time in which the message was given away, where that is another.
+    /// The name of the same contender without the time to hand over the message, if that is measured separately.
     written: Option<&'static str>,
-    /// Of the processes below.
+    /// The index of its pair of processes.
     pair: usize,
     checked: bool,
 }
@@ -264,7 +264,7 @@ pub fn measure(extent: &Extent) -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-/// A folder in memory, or where there is none in the place for temporary files. Removed when it is dropped.
+/// A folder in memory, or, without one, among the temporary files. Removed when it is dropped.
 struct Memory(PathBuf);
 
 impl Memory {
@@ -294,12 +294,12 @@ fn quic_pair(team: &Team, state: &Path) -> Outcome<[Peer; 2]> {
     Ok([start("one")?, start("two")?])
 }
 
-/// What was measured of a contender, nanoseconds.
+/// The measurements of a contender, nanoseconds.
 #[derive(Default)]
 struct Found {
     took: Vec<u64>,
     once_written: Vec<u64>,
-    /// Processor time of both ends.
+    /// The processor time of both ends.
     processor: Vec<u64>,
 }
 
@@ -319,7 +319,7 @@ fn run([receiver, sender]: &mut [Peer; 2], contender: &Contender, bytes: usize, 
     found.took.push(took);
     found.once_written.push(took - giving);
     if ours && receiver.ask::<Vec<u64>>(&Ask::Clear)? != [bytes as u64] {
-        return Err("the message was not delivered once and whole".into());
+        return Err("the message was not delivered whole exactly once".into());
     }
     Ok(())
 }

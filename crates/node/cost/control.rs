@@ -1,4 +1,4 @@
-//! Control messages of a node, beside those of Zenoh (`zenoh.rs`).
+//! Control messages of a node, compared with Zenoh's (`zenoh.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,17 +12,17 @@ use crate::{turns, Extent, Outcome, Row};
 
 const SIZES: [usize; 3] = [64, 1_000, 32_000];
 const PERIOD_US: u64 = 5_000;
-/// Before each measured run: what was asleep is awake.
+/// Number of messages before each measured run, to wake what sleeps.
 const WARM_UP: usize = 5;
-/// How long the first message may take to arrive, and the last.
+/// Time limit for the arrival of the first message, and of the last.
 const SOON: Duration = Duration::from_secs(20);
 
-/// How long messages took, by their key.
+/// The latencies of messages, by key.
 #[derive(Default)]
 pub struct Times(Mutex<BTreeMap<String, Vec<u64>>>);
 
 impl Times {
-    /// A message came.
+    /// Records the latency of a message that arrived.
     pub fn note(&self, key: &str, message: &[u8]) {
         let now = nanos(ClockId::Monotonic);
         let Some(Ok(made)) = message.get(..8).map(TryInto::try_into) else {
@@ -39,7 +39,7 @@ impl Times {
     }
 }
 
-/// Sends messages at a period, each with the time of its making at its head.
+/// Sends messages at a period, each beginning with its creation time.
 pub fn send(bytes: usize, count: usize, period_us: u64, put: impl Fn(&[u8]) -> Outcome<()>) -> Outcome<()> {
     let mut message = vec![0; bytes.max(8)];
     let mut due = Instant::now();
@@ -52,15 +52,15 @@ pub fn send(bytes: usize, count: usize, period_us: u64, put: impl Fn(&[u8]) -> O
     Ok(())
 }
 
-/// Two processes between which messages go.
+/// Two processes that exchange messages.
 struct Contender {
     name: &'static str,
     key: &'static str,
-    /// Index of its two processes; two contenders may share theirs.
+    /// The index of its two processes; two contenders may share a pair.
     pair: usize,
 }
 
-/// Adds a pair and those who use it.
+/// Adds a pair and the contenders that use it.
 fn add(
     pairs: &mut Vec<[Peer; 2]>,
     contenders: &mut Vec<Contender>,

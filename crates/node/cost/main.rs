@@ -1,21 +1,21 @@
-//! What Coorp costs beside the libraries that it stands on, side by side in one run.
+//! Measures what Coorp costs, side by side with the libraries that it builds on, in one run.
 //!
 //!     cargo run --release --manifest-path crates/node/cost/Cargo.toml --features zenoh -- [--quick] [--json FILE]
 //!
-//! Three things, each between processes of their own on loopback, with keys:
+//! It measures three things, each between separate processes on loopback, with keys:
 //!
-//! - **control**: from before `put` until the receiver has the message, at a message every 5 ms. A node's receiver waits
-//!   in `recv`; once more, both programs are guests of their robots' agents. Zenoh's has it in a callback, and in `recv` as
-//!   well. Zenoh as it comes runs over TCP without keys; over TLS it has the team's.
-//!   Without the feature `zenoh` it is left out.
-//! - **bulk**: from giving a message away until its receiver has confirmed the whole of it, on a new connection each
-//!   time. Plain QUIC (quinn) drops what it receives; in a second form it hashes, writes and syncs as a node does. A node
-//!   takes a copy and hashes it when it is given away; `written` is the time after that alone.
-//! - **permits**: from the wish for bulk to the permit, by a robot that does not lead. It is looked for every few tens of
-//!   microseconds, which counts in.
+//! - **control**: from before `put` until the receiver has the message, with a message every 5 ms. A node's receiver
+//!   waits in `recv`; in a second form, both programs are guests of their robots' agents. Zenoh's receiver gets the
+//!   message in a callback, and also in `recv`. Zenoh by default runs over TCP without keys; over TLS it has the team's
+//!   keys. Without the feature `zenoh` it is left out.
+//! - **bulk**: from handing over a message until its receiver has confirmed all of it, on a new connection each time.
+//!   Plain QUIC (quinn) drops what it receives; in a second form it hashes, writes and syncs as a node does. A node
+//!   copies and hashes the message at the handover; `written` is only the time after that.
+//! - **permits**: from the wish for bulk to the permit, of a robot that does not lead. The permit is checked every few
+//!   tens of microseconds, which is included.
 //!
-//! Contenders take turns, in another order each round, so that what else the machine does meets all of them. Times are
-//! the machine's monotonic clock, which its processes share. What is left out: what an idle agent costs
+//! Contenders take turns, in another order each round, so that other load on the machine affects all of them. Times are
+//! from the machine's monotonic clock, which its processes share. Left out: the cost of an idle agent
 //! (`studies/cost.py` adds that), and any network but loopback.
 
 mod bulk;
@@ -33,10 +33,10 @@ use serde::Serialize;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How much is measured.
+/// The extent of the measurement.
 struct Extent {
     control_rounds: usize,
-    /// Control messages of one size in a round.
+    /// The number of control messages of one size in a round.
     messages: usize,
     bulk_rounds: usize,
     bulk_bytes: usize,
@@ -66,11 +66,11 @@ struct Row {
     contender: &'static str,
     bytes: usize,
     count: usize,
-    /// Messages that did not come.
+    /// The number of messages that did not arrive.
     lost: usize,
     p50_us: f64,
     p99_us: f64,
-    /// Of both ends together, the median, where it was taken.
+    /// The median processor time of both ends together, if it was measured.
     processor_ms: Option<f64>,
 }
 
@@ -115,7 +115,7 @@ fn show(rows: &[Row]) {
         "what", "contender", "bytes", "count", "lost", "median us", "p99 us", "CPU ms", "Mbit/s", "of plain"
     );
     for row in rows {
-        // The first contender of a kind and size is the plain one.
+        // The first contender of a kind and size is the plain library.
         let plain = rows
             .iter()
             .find(|plain| (plain.what, plain.bytes) == (row.what, row.bytes));
@@ -145,7 +145,7 @@ fn main() -> Outcome<()> {
             peer::ARGUMENT => return peer::be(&arguments.next().ok_or("which peer?")?),
             "--quick" => extent = &QUICK,
             "--json" => json = Some(PathBuf::from(arguments.next().ok_or("--json takes a file")?)),
-            other => return Err(format!("{other} is no option").into()),
+            other => return Err(format!("unknown option {other}").into()),
         }
     }
     let rows = measure(extent)?;

@@ -1,4 +1,4 @@
-//! Processes that take part: this program again, told by lines of JSON what to do.
+//! The processes that take part: this program again, which lines of JSON tell what to do.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use crate::{bulk, robot, Outcome};
 
-/// What makes this program a peer.
+/// The argument that makes this program a peer.
 pub const ARGUMENT: &str = "--peer";
-/// How long an answer may take.
+/// Time limit for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Who a process is.
+/// The role of a process.
 #[derive(Serialize, Deserialize)]
 pub enum Role {
     /// A robot of a team, with the folder for what it receives.
@@ -26,7 +26,7 @@ pub enum Role {
         team: PathBuf,
         name: String,
         state: PathBuf,
-        /// Whether programs join it. Otherwise it joins an agent that runs.
+        /// Whether it is an agent that programs join. Otherwise it joins a running agent.
         is_agent: bool,
     },
     /// A session of Zenoh.
@@ -40,7 +40,7 @@ pub enum Role {
     },
 }
 
-/// What it is told to do.
+/// A request to a process.
 #[derive(Serialize, Deserialize)]
 pub enum Ask {
     /// Take control messages.
@@ -52,21 +52,21 @@ pub enum Ask {
         count: usize,
         period_us: u64,
     },
-    /// How long the messages of a key took that came since the last time, nanoseconds.
+    /// Return the latencies of a key's messages that arrived since the last time, nanoseconds.
     Collect { key: String },
-    /// Make the bulk message that is to be sent.
+    /// Create the bulk message to be sent.
     Fill { bytes: usize },
-    /// Send it: how long that took, nanoseconds, and of that how long giving it away did.
+    /// Send the bulk message. Return how long that took, and how much of that was the handover, nanoseconds.
     Bulk { to: String, checked: bool },
-    /// How much processor time this process has used so far, nanoseconds.
+    /// Return the processor time that this process has used so far, nanoseconds.
     Processor,
-    /// Do away with the bulk that came: the messages' lengths.
+    /// Discard the bulk that arrived, and return the messages' lengths.
     Clear,
-    /// Which address bulk is taken at.
+    /// Return the address at which bulk is received.
     Address,
-    /// Whether this robot leads, and whether any does.
+    /// Return whether this robot leads, and whether any robot does.
     Leads,
-    /// Get permits, one after another: how long each took, nanoseconds.
+    /// Get permits, one after another, and return how long each took, nanoseconds.
     Permits { count: usize },
 }
 
@@ -97,7 +97,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Tells it to do something, and returns what it answers.
+    /// Sends a request, and returns the answer.
     pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> Outcome<T> {
         writeln!(self.input, "{}", serde_json::to_string(ask)?)?;
         let answer: Result<Value, String> = serde_json::from_str(&self.answers.recv_timeout(ANSWER_MAX)?)?;
@@ -112,7 +112,7 @@ impl Drop for Peer {
     }
 }
 
-/// What such a process does, until its input ends.
+/// Runs this process as a peer, until its input ends.
 pub fn be(role: &str) -> Outcome<()> {
     match serde_json::from_str(role)? {
         Role::Robot {
@@ -127,13 +127,13 @@ pub fn be(role: &str) -> Outcome<()> {
     }
 }
 
-/// Returns a clock's time in nanoseconds. The monotonic one all processes share.
+/// Returns a clock's time in nanoseconds. All processes share the monotonic clock.
 pub fn nanos(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Does what it is told.
+/// Carries out requests.
 pub trait Obey {
     fn obey(&mut self, ask: Ask) -> Outcome<Value>;
 }

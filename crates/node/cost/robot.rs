@@ -1,4 +1,4 @@
-//! A robot: a node of ours, as any program uses it.
+//! A robot: Coorp's node, as any program uses it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::peer::{Ask, Obey};
 use crate::{bulk, Outcome};
 
 const TOPIC: &str = "ping";
-/// Between two permits: what was given back has arrived.
+/// Time between two permits, so that the returned one has arrived.
 const REST: Duration = Duration::from_millis(20);
-/// Between two looks for a permit; the kernel makes some 70 us of it.
+/// Time between two checks for a permit; the kernel turns it into some 70 us.
 const LOOK_EVERY: Duration = Duration::from_micros(10);
 const PERMIT_MAX: Duration = Duration::from_secs(10);
 
@@ -82,7 +82,7 @@ impl Robot {
             let wish = self.node.wish_bulk()?;
             while !self.node.may_send_bulk()? {
                 if began.elapsed() > PERMIT_MAX {
-                    return Err("no permit comes".into());
+                    return Err("no permit arrives".into());
                 }
                 std::thread::sleep(LOOK_EVERY);
             }
@@ -119,7 +119,7 @@ impl Obey for Robot {
                 json!((status.leads, status.leader.is_some()))
             }
             Ask::Permits { count } => json!(self.permits(count)?),
-            Ask::Address | Ask::Processor => return Err("nobody asks a robot that".into()),
+            Ask::Address | Ask::Processor => return Err("this request is not for robots".into()),
         })
     }
 }

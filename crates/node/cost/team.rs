@@ -1,4 +1,4 @@
-//! A team of two robots on loopback, in a folder of its own.
+//! A team of two robots on loopback, in its own folder.
 
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use crate::peer::{Ask, Peer, Role};
 use crate::Outcome;
 
-/// How long the two may take to find each other.
+/// Time limit for the two robots to find each other.
 const SOON: Duration = Duration::from_secs(20);
-/// Ports that a robot takes.
+/// The number of ports that a robot takes.
 const PORTS: u16 = 16;
 
-/// Removed with all that is in it when it is dropped.
+/// A team's folder, which is removed with its contents when this is dropped.
 pub struct Team {
     folder: PathBuf,
     pub file: PathBuf,
@@ -39,13 +39,13 @@ impl Team {
         Ok(Team { folder, file })
     }
 
-    /// Returns both robots, of which the second one sends, once the first one leads. What comes is kept below `base`,
-    /// or below the team's folder.
+    /// Returns both robots once the first one leads; the second one sends. Received bulk is kept below `base`, or below
+    /// the team's folder.
     pub fn robots(&self, base: Option<&Path>) -> Outcome<[Peer; 2]> {
         self.start(base, false)
     }
 
-    /// Returns the same as agents, which have to live on, and a guest of each.
+    /// Returns both robots as agents, which must stay alive, and a guest of each.
     pub fn guests(&self) -> Outcome<([Peer; 2], [Peer; 2])> {
         let agents = self.start(None, true)?;
         let guest = |name: &str| self.robot(name, None, false);
@@ -69,18 +69,18 @@ impl Team {
             let leads: (bool, bool) = robots[0].ask(&Ask::Leads)?;
             let follows: (bool, bool) = robots[1].ask(&Ask::Leads)?;
             if leads.0 && follows.1 && !follows.0 {
-                // Who has just come to lead grants nothing at first.
+                // A new leader grants nothing at first.
                 robots[1].ask::<Vec<u64>>(&Ask::Permits { count: 1 })?;
                 return Ok(robots);
             }
             if began.elapsed() > SOON {
-                return Err("the first robot does not come to lead".into());
+                return Err("the first robot does not become the leader".into());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Returns a folder in it, made.
+    /// Creates a folder in the team's folder, and returns it.
     pub fn folder(&self, name: &str) -> Outcome<PathBuf> {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder)?;
@@ -94,7 +94,7 @@ impl Drop for Team {
     }
 }
 
-/// Returns the first of so many ports that are free now, and that were not asked for before.
+/// Returns the first of `count` ports that are free now, and that were not returned before.
 pub fn free_ports(count: u16) -> Outcome<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let own = 14_000 + (std::process::id() % 64) as u16 * 256;

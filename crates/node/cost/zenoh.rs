@@ -1,4 +1,4 @@
-//! Zenoh used plainly, beside a node's control.
+//! Plain Zenoh, to compare a node's control with.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::peer::{Ask, Obey, Peer, Role};
 use crate::team::{free_ports, Team};
 use crate::Outcome;
 
-/// Keys of its messages, by how they are received.
+/// The keys of its messages, by the way of receiving them.
 pub const CALLBACK: &str = "cost/callback";
 pub const RECV: &str = "cost/recv";
 
-/// A session of Zenoh, with its own defaults but for where it listens and connects.
+/// A session of Zenoh, with Zenoh's defaults except for its endpoints.
 pub struct Plain {
     session: Session,
     times: Arc<Times>,
@@ -58,12 +58,12 @@ impl Obey for Plain {
                 json!(send(bytes, count, period_us, |message| publisher.put(message).wait())?)
             }
             Ask::Collect { key } => json!(self.times.take(&key)),
-            _ => return Err("Zenoh alone does control".into()),
+            _ => return Err("only Zenoh does control here".into()),
         })
     }
 }
 
-/// Two processes with a session each, over this protocol.
+/// Returns two processes with a session each, over this protocol.
 pub fn pair(team: &Team, protocol: &str) -> Outcome<[Peer; 2]> {
     let endpoint = format!("{protocol}/127.0.0.1:{}", free_ports(1)?);
     let start = |name: &str, listen: &[&str], connect: &[&str]| {
@@ -71,7 +71,7 @@ pub fn pair(team: &Team, protocol: &str) -> Outcome<[Peer; 2]> {
             "mode": "peer",
             "listen": { "endpoints": listen },
             "connect": { "endpoints": connect },
-            // Or the pairs would find each other.
+            // Otherwise the pairs would find each other.
             "scouting": { "multicast": { "enabled": false } },
         });
         if protocol != "tcp" {

@@ -1,11 +1,11 @@
-//! A robot that sends control at a period and bulk all the time, and a leader that tells when what came.
+//! A robot that sends control periodically and bulk all the time, and a leader that reports what arrived and when.
 //!
 //!     sudo coorp emu team.toml -- target/release/examples/control 500 60 16000000
 //!
-//! The numbers are the period in milliseconds, for how many seconds, and the size of a bulk message in bytes, of which one
-//! follows another; 0 is no bulk. The leader prints one line of JSON:
-//! each control message's arrival (seconds since its program began) and path, and each second how many bytes of bulk it
-//! has. `studies/dupcon.py` reads it.
+//! The numbers are the period in milliseconds, the duration in seconds, and the size in bytes of the bulk messages,
+//! which follow one another; 0 means no bulk. The leader prints one line of JSON: each control message's arrival
+//! (seconds since its program began) and path, and, once a second, the number of bulk bytes that it has.
+//! `studies/dupcon.py` reads it.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ fn send_control(node: &Node, period: Duration, end: Instant) -> Result<(), coorp
     Ok(())
 }
 
-/// One message after another. What has not arrived at the end never does.
+/// Sends one message after another. A message that has not arrived at the end never does.
 fn send_bulk(node: &Node, leader: &str, bytes: u64, end: Instant) {
     while bytes > 0 && Instant::now() < end {
         let sent = node.bulk_stream(leader, "video").and_then(|mut stream| {
@@ -76,7 +76,7 @@ fn receive(node: &Node, began: Instant, end: Instant) -> Result<serde_json::Valu
     let commands = node.control_subscriber("command")?;
     let mut arrivals = Vec::new();
     std::thread::scope(|scope| {
-        // Beside it: to take a message off the disk takes longer than control may wait.
+        // On another thread, because taking a message from the disk takes longer than control may wait.
         let bytes = scope.spawn(|| receive_bulk(node, began, end).map_err(|error| error.to_string()));
         while Instant::now() < end {
             if let Some(message) = commands.recv(Some(Duration::from_millis(100))) {
@@ -88,7 +88,7 @@ fn receive(node: &Node, began: Instant, end: Instant) -> Result<serde_json::Valu
     })
 }
 
-/// Takes what comes. Answers how much of it had come at which time.
+/// Takes bulk that arrives. Returns how many bytes had arrived at which time.
 fn receive_bulk(node: &Node, began: Instant, end: Instant) -> Result<Vec<(f64, u64)>, Box<dyn Error>> {
     let bulk = node.bulk_receiver()?;
     let mut bytes = Vec::new();

@@ -2,9 +2,9 @@
 //!
 //!     target/release/examples/stranger 150 10.97.0.1 7000
 //!
-//! So many a second, to the control and the bulk port of the robot at this address whose team file says `port = 7000`.
-//! Each proves its address, and is never heard of again. Ends when its standard input does, and prints how many were
-//! begun, and how many proved. `studies/door.py` runs it.
+//! The numbers are the handshakes per second, and the address and `port` (in the team file) of the robot; they go to
+//! its control and bulk ports. Each handshake proves its address, and then falls silent. The program ends when its
+//! standard input does, and prints how many handshakes were begun, and how many proved. `studies/door.py` runs it.
 #![allow(clippy::unwrap_used)] // as in the tests that share the flood
 
 #[path = "../tests/common/flood.rs"]

@@ -12,7 +12,7 @@ use common::{be_a_robot, until, Caller, Fleet};
 use coorp_node::bulk::{BulkStream, Delivery};
 use coorp_node::wire::{self, Answer, Begin, Start};
 
-/// Returns the bytes that differ from place to place and from message to message.
+/// Returns bytes that differ from offset to offset and from message to message.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     blake3::Hasher::new()
@@ -48,14 +48,14 @@ fn robot() {
                 outcome.replace(Some(waiting(stream.finish().unwrap())));
                 "ok".to_owned()
             }
-            // As many small ones as there is room for, and one more, which is kept.
+            // Send as many small messages as there is room for, and one more, which is kept.
             ["fill", to, seed] => {
                 let bytes = pattern(seed.parse().unwrap(), 1_000);
                 for number in 0u32.. {
                     let mut stream = node.bulk_stream(to, "gradients").unwrap();
                     stream.write(&bytes).unwrap();
                     while let Err(unfinished) = stream.finish() {
-                        // One is taken from the queue soon, and 64 wait.
+                        // One is soon taken from the queue, and 64 wait.
                         if number == 65 {
                             let why = unfinished.to_string();
                             kept.replace(Some(unfinished.stream));
@@ -110,7 +110,7 @@ fn robot() {
                 });
                 "ok".to_owned()
             }
-            // How many control messages came while it listened.
+            // The number of control messages that arrived while it listened.
             ["hears"] => {
                 let poses = node.control_subscriber("pose").unwrap();
                 let heard = (0..50).filter(|_| poses.recv(Some(Duration::from_millis(500))).is_some());
@@ -121,7 +121,7 @@ fn robot() {
             ["sent"] => status.unwrap().sent_bytes.to_string(),
             ["completions"] => status.unwrap().completions.to_string(),
             ["publish"] => {
-                // Control every 10 ms for a second, by the robot's own clock.
+                // Send control every 10 ms for a second, by the robot's own clock.
                 let pose = node.control_publisher("pose", None).unwrap();
                 for _ in 0..100 {
                     pose.put(b"pose").unwrap();
@@ -157,7 +157,7 @@ fn a_message_arrives_whole_and_once_across_a_restart_of_its_receiver() {
     let again: usize = two.say("received").parse().unwrap();
     assert!(again < LONG, "it was resumed, not begun anew: {again}");
     assert_eq!(one.say("may"), "false", "the permit went back");
-    // Messages that were received do not come again after another restart, and others do.
+    // Received messages do not come again after another restart, but others do.
     one.say("send two 2 1000");
     one.until("outcome", "whole");
     two.kill();
@@ -236,7 +236,7 @@ fn the_files_leader_is_told_that_nobody_leads() {
 fn two_senders_take_turns_and_both_get_through() {
     let fleet = Fleet::new(&["lead", "one", "two"], "[policy]\nslice = \"100ms\"\n");
     let (mut lead, mut one, mut two) = (fleet.robot("lead"), fleet.robot("one"), fleet.robot("two"));
-    // The second one takes a while to make its message; the first one's takes many times as long to send.
+    // The second robot takes a while to make its message; the first robot's message takes many times as long to send.
     one.say(&format!("send lead 4 {}", 2 * LONG));
     two.say(&format!("send lead 5 {}", LONG / 8));
     let (mut both, mut outcomes) = (false, [String::new(), String::new()]);
@@ -260,12 +260,12 @@ fn two_senders_take_turns_and_both_get_through() {
 #[test]
 fn bulk_is_held_for_the_robots_own_control_and_arrives_all_the_same() {
     let fleet = Fleet::new(&["lead", "one"], "");
-    // A policy with windows and without permits, so that anything held is held for control.
+    // Use a policy with windows and without permits, so that anything held is held for control.
     let mut one = common::Robot::start_with(&fleet.file, "one", "edca+local");
     let mut lead = common::Robot::start_with(&fleet.file, "lead", "edca+local");
     one.say("publish");
     assert_eq!(one.say("holds"), "0", "there was no bulk to hold");
-    // Control is learnt after a while, if this machine lets it be regular; bulk has to last until then.
+    // Control is learnt after a while, if it is regular on this machine; bulk has to last until then.
     until(|| {
         one.say(&format!("send lead 7 {}", 4 * LONG));
         one.say("publish");
@@ -285,7 +285,7 @@ fn a_full_inbox_holds_the_next_message_up_until_one_is_taken() {
     }
     one.say("send lead 8 100");
     one.say("send lead 9 100");
-    // They keep no permit from others meanwhile: one is granted for an attempt now and then, and returned.
+    // Meanwhile they keep no permit from others: now and then one is granted for an attempt, and returned.
     std::thread::sleep(Duration::from_millis(1_500));
     one.until("may", "false");
     assert_eq!(one.say("outcome"), "pending");
@@ -362,7 +362,7 @@ fn bulk_leaves_the_reserve_free_and_a_robot_on_a_full_disk_leads_and_controls() 
     let Some(disk) = Disk::new(fleet.folder.join("state/lead")) else {
         return;
     };
-    // First with nothing free at all: it starts, leads and controls.
+    // First, nothing is free: the robot starts, leads and controls.
     let filler = disk.0.join("filler");
     let mut file = std::fs::File::create(&filler).unwrap();
     while file.write_all(&[1; 4_096]).is_ok() {}
@@ -379,11 +379,11 @@ fn bulk_leaves_the_reserve_free_and_a_robot_on_a_full_disk_leads_and_controls() 
         (one.say("outcome").as_str(), one.say("sent").as_str()),
         ("pending", "0")
     );
-    // It waits for room, and needs no restart.
+    // The message waits for room, and the robot needs no restart.
     std::fs::remove_file(&filler).unwrap();
     one.until("outcome", "whole");
     assert_eq!(lead.say("got 3"), "1 gradients true");
-    // The disk would take this one, but not without its reserve.
+    // The disk has room for this message, but only in its reserve.
     one.say(&format!("send lead 4 {INTO_THE_RESERVE}"));
     let mut said = String::new();
     until(|| {
@@ -397,7 +397,7 @@ fn bulk_leaves_the_reserve_free_and_a_robot_on_a_full_disk_leads_and_controls() 
     assert!(free_bytes(&disk.0) > 1 << 20);
     assert_eq!(one.say("sent"), "1000", "for nothing");
     assert_eq!(lead.say("hears"), "50");
-    // A message that other programs take the room from stops before the reserve.
+    // A message stops before the reserve if other programs take its room.
     std::fs::write(&filler, vec![1; 15 << 20]).unwrap();
     one.say("send lead 5 8000000");
     std::thread::sleep(Duration::from_millis(1_500));
@@ -427,7 +427,7 @@ fn a_robot_whose_state_cannot_be_kept_leads_and_controls() {
 
 #[test]
 fn the_longest_names_arrive_and_are_kept_over_a_restart() {
-    // 256 bytes, and a name that means a folder.
+    // A name of 256 bytes, and a name that means a folder.
     let longest = "\u{20000}".repeat(64);
     for sender in [longest.as_str(), ".."] {
         let fleet = Fleet::new(&["lead", sender], "");
@@ -484,7 +484,7 @@ fn bulk_that_makes_no_sense_is_refused_and_counted_and_the_rest_goes_on() {
     }
     let counted = "Refused { oversized: 1, version: 1, malformed: 4, stale_grants: 0, strangers: 0 }";
     lead.until("refused", counted);
-    // Bytes other than announced, fewer, and more.
+    // The bytes are not the announced ones, or fewer, or more.
     for (sequence, bytes) in [(1, vec![8; 10]), (2, vec![7; 9]), (3, vec![7; 20])] {
         let offered = [head(&begin(sequence, "map", 10)), start(0), bytes].concat();
         let answer = member.offer(&fleet.team, 0, &offered);
@@ -500,8 +500,8 @@ fn bulk_that_makes_no_sense_is_refused_and_counted_and_the_rest_goes_on() {
     assert!(answer.ends_with(&whole), "{answer:?}");
 }
 
-/// Seeded bytes to every port of a robot: datagrams, some like the first of a QUIC connection, and TCP connections that
-/// break off or stay open.
+/// Sends seeded bytes to every port of a robot: datagrams, some like the first of a QUIC connection, and TCP
+/// connections that break off or stay open.
 #[test]
 fn garbage_at_every_port_disturbs_nothing() {
     let fleet = Fleet::new(&["lead", "one"], "");
@@ -540,7 +540,7 @@ fn garbage_at_every_port_disturbs_nothing() {
 #[test]
 fn a_stranger_brings_no_bulk() {
     let (fleet, other) = (Fleet::new(&["lead", "one"], ""), Fleet::new(&["lead", "one"], ""));
-    // A team with the same names and other keys, which has our leader's ports for its own leader's.
+    // A team with the same names but other keys, whose leader has our leader's ports.
     let port = |fleet: &Fleet, robot| fleet.team.port(coorp_core::RobotId(robot)).to_string();
     let text = std::fs::read_to_string(&fleet.file).unwrap();
     std::fs::write(&other.file, text.replace(&port(&fleet, 1), &port(&other, 1))).unwrap();

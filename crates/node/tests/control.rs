@@ -64,7 +64,7 @@ fn robot() {
                     .find(|heard| heard.topic == *topic);
                 heard.map_or(0, |heard| heard.missed).to_string()
             }
-            // A status plans no window: it shows the last planned one, unless it is over.
+            // A status does not plan a window: it shows the last planned one, unless that is over.
             ["windows"] => (0..200)
                 .any(|_| {
                     std::thread::sleep(Duration::from_millis(5));
@@ -100,7 +100,7 @@ fn the_newest_message_of_each_robot_arrives_with_its_age() {
         }
         two.say("put pose z");
         std::thread::sleep(Duration::from_millis(300));
-        // From whichever of the two robots sent first: the newest, not the oldest.
+        // The newest message of each of the two robots, not the oldest, in either order.
         let mut taken = [lead.say("take pose"), lead.say("take pose")];
         taken.sort();
         taken == ["1 c aged true", "2 z aged true"] && lead.say("take pose") == "nothing"
@@ -148,7 +148,7 @@ fn whoever_hears_of_a_flow_keeps_its_windows() {
     one.until("synchronised", "true");
     two.until("synchronised", "true");
     one.say("publish pose");
-    // A machine that stalls now and then makes times that nobody can learn from.
+    // The timing of a machine that stalls now and then cannot be learnt.
     common::until(|| {
         one.say("drive pose 20 100");
         one.say("windows") == "true"
@@ -160,7 +160,7 @@ fn whoever_hears_of_a_flow_keeps_its_windows() {
     });
 }
 
-/// Returns a control message on `pose` as its sender's node would make it.
+/// Returns a control message on `pose`, as its sender's node would encode it.
 fn said(text: &str) -> Vec<u8> {
     let header = wire::ControlHeader {
         incarnation: 1,
@@ -257,7 +257,7 @@ fn a_robot_that_is_killed_and_starts_anew_is_heard_and_hears_at_once() {
     // A robot that no longer subscribes is no longer sent to.
     lead.say("unsubscribe pose");
     one.say("publish pose");
-    // It takes a while until that is known.
+    // It takes a while until the sender knows.
     common::until(|| {
         lead.say("unsubscribe pose");
         std::thread::sleep(Duration::from_millis(300));
@@ -267,7 +267,8 @@ fn a_robot_that_is_killed_and_starts_anew_is_heard_and_hears_at_once() {
     });
 }
 
-/// The counter of starts is lower after a disk was wiped or an older one put in; whoever has heard the robot hears it.
+/// The counter of starts is lower after a disk was wiped or replaced by an older one. Robots that heard the robot
+/// before still hear it.
 #[test]
 fn a_robot_with_a_wiped_or_restored_state_is_heard_at_once() {
     let fleet = Fleet::new(&["lead", "one"], "");
@@ -285,7 +286,8 @@ fn a_robot_with_a_wiped_or_restored_state_is_heard_at_once() {
             one.say(&format!("put pose {text}"));
             lead.say("take pose").starts_with(&format!("1 {text} "))
         });
-        // Ten times what a link takes on an idle machine, and much less than anything that would be forgotten.
+        // This is ten times what a link takes on an idle machine, and much less than any time after which robots
+        // forget.
         assert!(
             began.elapsed() < Duration::from_secs(20),
             "{text}: {:?}",

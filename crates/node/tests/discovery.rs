@@ -1,8 +1,8 @@
-//! Robots find exactly the others of their team on a LAN of network namespaces and a bridge. Needs root, and passes
-//! without a check otherwise.
+//! Robots find exactly the others of their team on a LAN of network namespaces and a bridge. Needs root; without it,
+//! passes without a check.
 //!
-//! In place of QUIC, a robot that is dialled answers a datagram with its name: the modules under test know nothing of
-//! what is dialled.
+//! In place of QUIC, a robot that is dialled answers a datagram with its name: the modules under test do not know what
+//! is dialled.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 use std::collections::BTreeMap;
@@ -21,10 +21,11 @@ use coorp_node::discovery::{Finder, Names, Order, Outcome, Refusal};
 use coorp_node::{RobotId, Team};
 use nix::sched::{setns, CloneFlags};
 
-/// The promise: found, and found again, within this time.
+/// The promised time limit for finding robots, and for finding them again.
 const SOON: Duration = Duration::from_secs(5);
 const GROUP: (Ipv4Addr, u16) = (Ipv4Addr::new(224, 0, 0, 251), 5_353);
-/// How often a connected robot is asked whether it is still there, and how often in vain before it is lost.
+/// The interval at which a connected robot is asked whether it is still there, and the number of failures after which
+/// it is lost.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 const SILENCES_MAX: u32 = 3;
 
@@ -69,7 +70,7 @@ impl Lan {
         Ipv4Addr::new(10, 96, 0, machine as u8 + 1)
     }
 
-    /// A new card, as yet without an address.
+    /// Plugs in a new card, without an address yet.
     fn plug(&self, machine: usize) {
         let (bridge, name) = (&self.name, self.machine(machine));
         assert!(ip(&format!(
@@ -97,7 +98,7 @@ impl Lan {
         )));
     }
 
-    /// Runs in a thread on one of the machines.
+    /// Runs `work` in a thread on one of the machines.
     fn on<T: Send + 'static>(&self, machine: usize, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         let namespace = File::open(Path::new("/var/run/netns").join(self.machine(machine))).unwrap();
         spawn(move || {
@@ -116,7 +117,7 @@ impl Drop for Lan {
     }
 }
 
-/// Returns a team of so many robots without addresses.
+/// Returns a team of this many robots without addresses.
 fn team(name: &str, robots: usize) -> Team {
     let robots = (0..robots).map(|robot| {
         let leader = if robot == 0 { "leader = true\n" } else { "" };
@@ -129,7 +130,7 @@ fn team(name: &str, robots: usize) -> Team {
     coorp_team::parse(&text, "t.toml", Path::new("")).unwrap()
 }
 
-/// What a robot of the test knows and counts.
+/// The knowledge and counts of a robot of the test.
 #[derive(Default)]
 struct Seen {
     connected: Mutex<BTreeMap<u16, IpAddr>>,
@@ -187,7 +188,7 @@ impl Drop for Robot {
     }
 }
 
-/// Tells everybody who asks who is here.
+/// Tells every asker the name of the robot here.
 fn answer(socket: &UdpSocket, name: &str, seen: &Seen) {
     socket.set_read_timeout(Some(ASK_EVERY)).unwrap();
     let mut buffer = [0; 100];
@@ -202,7 +203,7 @@ fn answer(socket: &UdpSocket, name: &str, seen: &Seen) {
     }
 }
 
-/// Who is at an address, or how asking failed.
+/// Asks which robot is at an address, and returns the outcome.
 fn ask(team: &str, at: SocketAddr, within: Duration) -> Outcome {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
     socket.set_read_timeout(Some(within)).unwrap();
@@ -268,7 +269,7 @@ fn dial(finder: &Arc<Finder>, team: &Team, me: u16, seen: &Arc<Seen>) {
     }
 }
 
-/// Waits, and returns for how long.
+/// Waits until `done`, and returns how long that took.
 fn within(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !done() {
@@ -316,7 +317,7 @@ fn two_teams_of_twelve_on_one_lan_find_their_own_and_leave_the_other_alone() {
 fn addresses_interfaces_and_cards_that_change_are_found_again() {
     let Some(lan) = Lan::new("change", 3) else { return };
     let team = team("red", 3);
-    // The last one's network comes up later.
+    // The last robot's network comes up later.
     assert!(ip(&format!("-n {} link set eth0 down", lan.machine(2))));
     let robots: Vec<Robot> = (0..3).map(|me| Robot::start(&lan, me.into(), &team, me)).collect();
     let found = |address: Ipv4Addr| {
@@ -353,7 +354,7 @@ fn a_card_that_comes_back_is_to_be_bound_anew() {
         robot.interfaces = vec!["eth0".to_owned()];
         robot.addresses = vec![lan.address(address).into()];
     }
-    // It dials the other one for ever.
+    // It dials the other robot forever.
     let finder = lan.on(0, {
         let team = team.clone();
         move || Finder::start(&team, Some(RobotId(0)), 1, &[] as &[&[u8]], |_| ()).unwrap()
@@ -393,7 +394,7 @@ fn robots_on_one_machine_find_each_other() {
     });
 }
 
-/// Sends datagrams to the group for as long as it lasts, from one address after the other.
+/// Sends datagrams to the group until it is dropped, from one address after the other.
 fn flood(lan: &Lan, machine: usize, datagrams: Vec<(Ipv4Addr, Vec<u8>)>, every: Duration) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
@@ -469,7 +470,7 @@ fn forged_announcements_cause_ten_attempts_at_most_and_delay_nobody() {
     }
     stop.store(true, Ordering::Relaxed);
 
-    // A member, whose proofs are good. It names robots that do not exist, and those that do.
+    // A member with valid proofs names robots that do not exist, and robots that do.
     let members: Vec<_> = (0..1_024).map(|number| forged(number, true)).collect();
     let stop = flood(&lan, ATTACKER, members, Duration::from_micros(500));
     sleep(2 * SOON);
@@ -477,7 +478,7 @@ fn forged_announcements_cause_ten_attempts_at_most_and_delay_nobody() {
         let forged = robot.dialled().len() - 1;
         assert!((1..=10).contains(&forged), "{forged} attempts: {:?}", robot.dialled());
     }
-    // The one that was there before comes back, under the flood.
+    // The earlier robot comes back, under the flood.
     lan.take(1, lan.address(1));
     within(SOON, "the loss noticed", || robots[0].connected().is_empty());
     lan.give(1, lan.address(1));

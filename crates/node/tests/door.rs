@@ -1,5 +1,5 @@
-//! Strangers that begin QUIC handshakes and never finish them: members come up and bulk flows all the same, and what is
-//! stored for strangers is bounded.
+//! Strangers that begin QUIC handshakes and never finish them: members still come up, bulk still flows, and the memory
+//! for strangers is bounded.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -76,7 +76,7 @@ fn robot() {
     });
 }
 
-/// Returns where a robot listens.
+/// Returns the addresses at which a robot listens.
 fn doors(fleet: &Fleet, robot: u16) -> [SocketAddr; 2] {
     let port = fleet.team.port(RobotId(robot));
     [port + 1, port + 2].map(|port| ([127, 0, 0, 1], port).into())
@@ -125,7 +125,7 @@ fn unfinished_handshakes_of_one_stranger_keep_no_member_out() {
     assert_eq!(lead.say("kept-out 127.0.0.1"), "0", "members are not refused");
     assert!(floods[1].proved() > 0);
     drop(floods);
-    // What it had is gone again.
+    // The stored state is gone again.
     until(|| lead.say("stored").starts_with("0 "));
     until(|| lead.say("descriptors").parse::<usize>().unwrap() <= descriptors + 8);
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::{Fleet, SOON};
 use coorp_node::{Node, Options, Policy};
 
-/// The lines at which the log panics, a fault that a program's log can cause: the driver writes the first, a link's task
-/// the second.
+/// The lines at which the log panics, which a program's log may do: the driver writes the first, a link's task the
+/// second.
 const FAULTS: [&str; 2] = ["lead leads", "right is here"];
 
 struct Log;
@@ -29,7 +29,7 @@ impl io::Write for Log {
 }
 
 fn open(fleet: &Fleet, name: &str) -> Node {
-    // The other test may have done so.
+    // The other test may have set it up.
     let _ = tracing_subscriber::fmt()
         .with_env_filter("coorp_node=info")
         .with_ansi(false)
@@ -45,7 +45,7 @@ fn open(fleet: &Fleet, name: &str) -> Node {
     .unwrap()
 }
 
-/// It decides nothing, and takes no bulk for the other robot.
+/// Asserts that a node decides nothing, and takes no bulk for the other robot.
 fn assert_silent(node: Node, other: &str) {
     // Its sockets close a moment later.
     std::thread::sleep(Duration::from_secs(2));

@@ -1,5 +1,5 @@
-//! Robots without addresses find each other on a LAN: two network namespaces with a cable between them. Needs root, and
-//! passes without a check otherwise.
+//! Robots without addresses find each other on a LAN: two network namespaces with a cable between them. Needs root;
+//! without it, passes without a check.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -45,7 +45,7 @@ struct Lan([String; 2]);
 
 impl Lan {
     fn new(name: &str) -> Option<Lan> {
-        // Not names that an emulator would take for another one's leftovers.
+        // An emulator must not take these names for another emulator's leftovers.
         let names = ["a", "b"].map(|end| format!("found-{}-{name}-{end}", std::process::id()));
         let ip = |arguments: &str| {
             Command::new("ip")
@@ -68,7 +68,7 @@ impl Lan {
         Some(lan)
     }
 
-    /// One more cable, from `ethN` to `ethN`.
+    /// Adds a cable, from `ethN` to `ethN`.
     fn cable(&self, number: usize) {
         let ip = |arguments: &str| {
             let done = Command::new("ip").args(arguments.split(' ')).status();
@@ -94,7 +94,7 @@ impl Lan {
         assert!(done.unwrap().success());
     }
 
-    /// Returns the output of a command in the first of them.
+    /// Returns the output of a command in the first namespace.
     fn says(&self, command: &str) -> String {
         let mut ip = Command::new("ip");
         let output = ip.args(["netns", "exec", &self.0[0]]).args(command.split(' ')).output();
@@ -156,7 +156,7 @@ fn robots_that_start_at_once_find_each_other() {
     }
 }
 
-/// Two robots over one more cable alone, of which the leading one hears control.
+/// Returns two robots that are connected only by another cable; the leader hears control.
 fn two_over_a_card(lan: &Lan) -> (Fleet, Robot, Robot) {
     lan.cable(1);
     let fleet = Fleet::over(&["lead", "one"], "eth1");
@@ -167,7 +167,7 @@ fn two_over_a_card(lan: &Lan) -> (Fleet, Robot, Robot) {
     (fleet, lead, one)
 }
 
-/// Until control arrives.
+/// Sends control until it arrives.
 fn until_heard(lead: &mut Robot, one: &mut Robot) {
     common::until(|| {
         one.say("say");
@@ -175,7 +175,7 @@ fn until_heard(lead: &mut Robot, one: &mut Robot) {
     });
 }
 
-/// As when a USB card is pulled and put in again, at both ends: the kernel counts it as another one.
+/// A USB card is unplugged and plugged in again at both ends: for the kernel, it is another card.
 #[test]
 fn a_card_that_is_replaced_is_used_again() {
     let Some(lan) = Lan::new("card") else {
@@ -191,7 +191,7 @@ fn a_card_that_is_replaced_is_used_again() {
         assert_eq!(lead.say("send one"), "whole");
         let before = index();
         lan.cut(1);
-        // Until nobody is there any more.
+        // Wait until the other robot is gone.
         lead.until("alive", "[0]");
         one.until("alive", "[1]");
         lan.cable(1);
@@ -215,7 +215,7 @@ fn a_single_interface_is_used_and_no_other_one() {
         let listening = listening.unwrap_or_else(|| panic!("nobody listens on {port}: {sockets}"));
         assert!(listening.contains("%eth1:"), "{listening}");
     }
-    // The others are searched for only there.
+    // Discovery listens only on that card.
     let listens = |eth| lan.says(&format!("ip maddr show dev {eth}")).contains("224.0.0.251");
     assert!(listens("eth1") && !listens("eth0"));
 }

@@ -1,6 +1,6 @@
-//! The fuzz targets that strangers and others' programs reach, with random inputs: `fuzz/` drives the same with libFuzzer, which follows
-//! coverage. Each runs for a second, or for `COORP_FUZZ_SECONDS`. One that fails prints its input's number, by which
-//! `COORP_FUZZ_INPUT` runs it alone.
+//! The fuzz targets that strangers and other programs can reach, with random inputs: `fuzz/` drives the same targets
+//! with libFuzzer, which follows coverage. Each runs for a second, or for `COORP_FUZZ_SECONDS`. A failing target prints
+//! its input's number; with that, `COORP_FUZZ_INPUT` runs only this input.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -56,7 +56,7 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Says which input has failed.
+/// Prints which input has failed.
 struct Failed(u64);
 
 impl Drop for Failed {
@@ -65,7 +65,7 @@ impl Drop for Failed {
     }
 }
 
-/// Random bytes, half of them small, because those choose what is there.
+/// Returns random bytes, half of them small, because small ones choose valid branches.
 fn input(number: u64) -> Vec<u8> {
     let mut random = number;
     let mut next = move || {

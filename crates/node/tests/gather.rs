@@ -1,4 +1,5 @@
-//! Gathering states between real processes: everybody's newest with its age, robots that come and go, nobody else's.
+//! Gathering states between real processes: every robot's newest state with its age, robots that come and go, and no
+//! strangers' states.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -44,7 +45,7 @@ fn robot() {
                 }
             }
             ["ungather", topic] => gathers.remove(*topic).is_some().to_string(),
-            // Every robot of the next list: its place, its state, and whether its age is known and not negative.
+            // Every robot of the next list: its index, its state, and whether its age is known and not negative.
             ["table", topic] => {
                 let table = gathers[*topic].recv(Some(Duration::from_secs(1))).unwrap();
                 let states = table.states.iter().map(|state| {
@@ -67,7 +68,7 @@ fn robot() {
     });
 }
 
-/// Makes these robots put a state each until the table is this one.
+/// Makes each of these robots put a state, until the table is as expected.
 fn table(lead: &mut Robot, robots: &mut [&mut Robot], text: &str, expected: &str) {
     let (began, mut said) = (std::time::Instant::now(), String::new());
     while began.elapsed() < common::SOON {
@@ -140,7 +141,7 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
     one.say("publish pose");
     table(&mut lead, &mut [&mut one], "a", "1 a true");
     table(&mut one, &mut [], "", "1 a true");
-    // The third robot has keys, and sends what it may not, or what makes no sense.
+    // The third robot has keys, but sends forbidden or meaningless messages.
     let forger = common::Caller::new(&fleet, Some((&fleet, "two")));
     let mut link = forger.link(&fleet.team, 0).unwrap();
     let sequence = Sequence {
@@ -173,7 +174,7 @@ fn two_robots_gather_the_same_and_only_what_robots_say_of_themselves() {
         forger.say(&fleet.team, 0, &state, false);
         !lead.say("refused").contains("malformed: 0")
     });
-    // It has a key, but never asked to be admitted.
+    // The third robot has a key, but never asked to be admitted.
     lead.until("table pose", "1 a true");
     assert_eq!(lead.say("updates pose"), "1");
     table(&mut lead, &mut [&mut one], "b", "1 b true");

@@ -1,6 +1,7 @@
-//! Programs that are guests of their robot's agent: what they say and get, and what is left of those that end.
+//! Programs that are guests of their robot's agent: what they send and receive, and what remains of those that end.
 //!
-//! Agent and guests are in this process, over the agent's socket all the same; `python/tests/test_guests.py` has programs.
+//! Agent and guests are in this process, but still use the agent's socket; `python/tests/test_guests.py` has separate
+//! programs.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -76,7 +77,7 @@ fn guests_do_what_a_robot_does() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let (lead, _agent) = (agent(&fleet, "lead"), agent(&fleet, "one"));
     let (a, b) = (guest(&fleet, "one"), guest(&fleet, "one"));
-    // Control, both ways and among guests, the robot's own included.
+    // Control, both ways and among guests, including the robot's own.
     let (pose, plan) = (
         a.control_publisher("pose", Some(PERIOD)).unwrap(),
         lead.control_publisher("plan", None).unwrap(),
@@ -105,7 +106,7 @@ fn guests_do_what_a_robot_does() {
             .age
             .is_some_and(|age| age.is < coorp_core::Duration::from_secs(60))
     });
-    // Gathering: by a guest, and of what a guest publishes.
+    // Gathering by a guest, and of a guest's states.
     let (by_b, by_lead) = (
         b.gather("pose", PERIOD, Topics::OneToOne).unwrap(),
         lead.gather("pose", PERIOD, Topics::OneToOne).unwrap(),
@@ -187,19 +188,19 @@ fn a_guest_takes_nothing_with_it() {
         published.map(|published| published.topic).collect()
     };
     assert_eq!(published(&agent), ["pose", "other"]);
-    // As it ends when its process is killed: nothing says good-bye.
+    // The guest ends as if its process were killed: nothing says goodbye.
     drop(a);
     until("what it declared has gone", || published(&agent) == ["other"]);
     assert!(pose.put(b"late").is_err() && half.finish().is_err() && first.take().is_err());
     let _again = b.gather("state", PERIOD, Topics::OneToOne).unwrap();
-    // What it had not taken comes again, in order.
+    // Messages that it had not taken come again, in order.
     let again = b.bulk_receiver().unwrap();
     for name in ["first", "second"] {
         assert_eq!(next(&again).take().unwrap(), name.as_bytes());
     }
     drop((wish, received));
     until("no permit is wished for", || !agent.may_send_bulk().unwrap());
-    // Its topic goes on where it ended.
+    // Its topic continues where it ended.
     let pose = b.control_publisher("pose", None).unwrap();
     assert!(meet(&pose, &poses).sequence > last);
     meet(&other, &others);
@@ -265,7 +266,7 @@ fn who_is_no_guest_is_told_why() {
     other.state = options(&fleet, "one").state;
     let said = Node::open(other).unwrap_err().to_string();
     assert!(said.contains("it is one's"), "{said}");
-    // A program that speaks another language is dropped at once, and others go on.
+    // A program that speaks another protocol is dropped at once, and others continue.
     let place = agent.joined_at().unwrap().to_owned();
     let _a = guest(&fleet, "one");
     for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 64], &[0xff; 64]] {
@@ -275,7 +276,7 @@ fn who_is_no_guest_is_told_why() {
         stream.read_to_end(&mut said).unwrap();
         assert!(String::from_utf8_lossy(&said).contains("it sends"), "{said:?}");
     }
-    // Its folder keeps others out, not the socket's mode.
+    // The folder keeps other users out, not the socket's mode.
     let folder = place.parent().unwrap();
     assert_eq!(std::fs::metadata(folder).unwrap().permissions().mode() & 0o777, 0o700);
     drop(agent);
@@ -287,7 +288,7 @@ fn an_agent_that_was_killed_is_waited_for_and_then_replaced() {
     let fleet = Fleet::new(&["one", "two"], "");
     let state = options(&fleet, "one").state.unwrap();
     std::fs::create_dir_all(&state).unwrap();
-    // What a killed one leaves behind.
+    // The socket that a killed agent leaves behind.
     let place = state.join("agent.sock");
     drop(std::os::unix::net::UnixListener::bind(&place).unwrap());
     let began = Instant::now();

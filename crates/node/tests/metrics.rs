@@ -119,7 +119,7 @@ fn what_a_robot_knows_is_there_for_prometheus() {
     lead.say("listen");
     until(|| one.say("put") == "true" && lead.say("take") == "true");
     let name = |metric: &str| format!("coorp_control_{metric}{{topic=\"pose\",from=\"one\"}}");
-    // An age that is shorter than the clocks' error counts as none.
+    // An age shorter than the clocks' error counts as zero.
     until(|| {
         one.say("put");
         lead.say("take") == "true" && scrape(&port)[&name("age_seconds_sum")] > 0.0

@@ -21,7 +21,7 @@ fn options(fleet: &Fleet, robot: &str) -> Options {
     }
 }
 
-/// Returns why the first robot of a team is not opened, which the user has to fix.
+/// Returns the error, for the user to fix, with which opening the first robot of a team fails.
 fn refusal(options: Options) -> String {
     let error = Node::open(options).unwrap_err();
     assert!(error.is_input(), "not for the user to mend: {error}");
@@ -38,10 +38,10 @@ fn an_interface_that_is_not_here_is_named_with_those_that_are() {
         "gives lead the interface wlan77",
         "only ",
         "lo",
-        "mend `interfaces` of lead",
+        "correct `interfaces` of lead",
     ];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    // Even if nothing else is given.
+    // This holds even if nothing else is given.
     options.team.robots[0].addresses = Vec::new();
     assert!(refusal(options).contains("wlan77"));
 }
@@ -50,13 +50,13 @@ fn an_interface_that_is_not_here_is_named_with_those_that_are() {
 fn an_address_that_is_not_here_is_named_with_those_that_are() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let mut options = options(&fleet, "lead");
-    // Reserved for documentation: no machine has it.
+    // This address is reserved for documentation: no machine has it.
     options.team.robots[0].addresses = vec!["192.0.2.77".parse().unwrap()];
     let said = refusal(options.clone());
     let parts = [
         "gives lead the address 192.0.2.77,",
         "127.0.0.1 on lo",
-        "mend `addresses` of lead",
+        "correct `addresses` of lead",
     ];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     // The same for the second address, if it is used, and for its interface.
@@ -67,7 +67,7 @@ fn an_address_that_is_not_here_is_named_with_those_that_are() {
     assert!(said.contains("192.0.2.78 on lo,"), "{said}");
 }
 
-/// Once, it was opened and ran as plain EDCA.
+/// An earlier version opened it and ran plain EDCA.
 #[test]
 fn a_policy_that_does_not_run_live_is_refused_with_those_that_run_live() {
     let fleet = Fleet::new(&["lead", "one"], "");
@@ -136,7 +136,7 @@ async fn take_part(fleet: &Fleet) {
         assert!(began.elapsed() < SOON, "the operator sees nobody");
     }
     drop(watch);
-    // Once, what the node gave out is dropped last; once, the node itself.
+    // Drop what the node gave out last in one case, and the node itself in the other.
     drop(one);
     drop(pose);
     drop((poses, table, received));

@@ -1,4 +1,4 @@
-//! Permits between real processes: granted, passed on, freed by death; and what strangers and forgers get.
+//! Permits between real processes: granted, passed on, freed by death; and what strangers and forgers can get.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -11,7 +11,7 @@ fn robot() {
     be_a_robot(|_, _| None);
 }
 
-/// Three robots, the leading one first, and the indices of all in the team file as `holders` prints them.
+/// Returns three robots, the leader first, and their indices in the team file, as `holders` prints them.
 fn three(fleet: &Fleet) -> ([Robot; 3], [String; 3]) {
     let robots = ["lead", "one", "two"].map(|name| fleet.robot(name));
     let mut robots: [Robot; 3] = agreed(robots.into()).try_into().ok().unwrap();
@@ -54,7 +54,7 @@ fn a_dead_holders_permit_is_free_after_its_lease() {
     one.kill();
     lead.until("holders", &third);
     two.until("may", "true");
-    // Its links end later: they are silent, as they would be on a bad channel.
+    // Its links end later; until then they are silent, as on a bad channel.
     until(|| !lead.say("alive").contains(&place));
 }
 

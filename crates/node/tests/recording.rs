@@ -31,7 +31,7 @@ fn robot() {
                 Ok(()) => "ok".to_owned(),
                 Err(error) => error.to_string(),
             },
-            // From now on, every 10 ms.
+            // Send control every 10 ms from now on.
             ["control"] => {
                 let period = coorp_core::Duration::from_millis(10);
                 let pose = node.control_publisher("pose", Some(period)).unwrap();
@@ -98,7 +98,7 @@ fn events(messages: &[(u64, Value)]) -> Vec<&str> {
 
 fn work(lead: &mut Robot, one: &mut Robot) {
     one.until("windows", "true");
-    // Until a window has occurred while bulk was in progress.
+    // Wait until a window has occurred while bulk was in progress.
     until(|| {
         assert_eq!(one.say("send lead"), "true");
         one.say("holds") != "0"
@@ -118,7 +118,7 @@ fn what_is_decided_is_recorded_and_no_file_is_written_over() {
     until(|| lead.say("leader") != "None" && one.say("leader") != "None");
     work(&mut lead, &mut one);
     assert_eq!(lead.say("finish"), "ok");
-    // The leader is recorded as it changes; without the other robot there is none.
+    // Changes of the leader are recorded; without the other robot there is no leader.
     lead.kill();
     one.until("leader", "None");
     let _lead = fleet.robot("lead");
@@ -132,7 +132,7 @@ fn what_is_decided_is_recorded_and_no_file_is_written_over() {
         ([a.0, b.0], vec![a.1, b.1])
     };
     assert_eq!(whole, [true, true]);
-    // Both ends record the same story of the permit.
+    // Both ends record the same events of the permit.
     for robot in [&lead, &one] {
         let said = events(&robot["/coorp/permits"]);
         let place = |event| {
@@ -209,7 +209,7 @@ fn a_disk_that_takes_no_more_ends_the_recording_and_nothing_else() {
     until(|| lead.say("leader") != "None" && one.say("leader") != "None");
     work(&mut lead, &mut one);
     assert!(one.say("finish").contains("ends here"));
-    // Another one may begin.
+    // Another recording may begin.
     assert_eq!(
         one.say(&format!("record {}", fleet.folder.join("new.mcap").display())),
         "ok"

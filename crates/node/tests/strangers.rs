@@ -1,4 +1,4 @@
-//! What strangers get: nothing without a key, only what is theirs with one, and a count for garbage.
+//! What strangers can get: nothing without a key, with a key only what is theirs, and garbage is counted.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -114,13 +114,13 @@ fn a_robot_speaks_for_itself_alone() {
     let place: u16 = if lead.say("place") == "[0]" { 0 } else { 1 };
     let two = Caller::new(&fleet, Some((&fleet, "two")));
     let mut two = two.link(&fleet.team, place).unwrap();
-    // It is a member, and gets what is its own ...
+    // It is a member, and gets what is its own.
     two.hello(7);
     lead.until("alive", "[0, 1, 2]");
     let ours = two.epoch();
     granted(&mut two, ours, 2);
     assert_eq!(lead.say("holders"), "[2]");
-    // ... but no permit in another's name and no status, and nobody takes it for another.
+    // But it gets no permit in another robot's name and no status, and nobody takes it for another robot.
     two.say(&request(ours, 1 - place, 1));
     two.say(&Message::Coordination(failover::Message::Resign { epoch: ours }));
     two.say(&StatusQuery);
@@ -157,7 +157,7 @@ fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
     lead.until("refused", counted);
     two.say("bulk on");
     two.until("may", "true");
-    // Of a frame that is too long for a stream, nothing is read.
+    // Nothing is read of a frame that is too long for a stream.
     assert!(!link.is_closed(Duration::from_millis(50)));
     link.write(&u32::MAX.to_le_bytes());
     assert!(link.is_closed(SOON));
@@ -168,12 +168,12 @@ fn garbage_is_refused_and_counted_and_nothing_else_is_disturbed() {
 #[test]
 fn a_replayed_grant_is_refused_and_counted() {
     let fleet = Fleet::new(&["lead", "one"], "");
-    // Only without keys can anyone answer for the leader at all.
+    // Only without keys can anyone answer for the leader.
     let mut one = fleet.insecure("one");
     let forger = Caller::claiming("lead");
     let mut forger = forger.link(&fleet.team, 1).unwrap();
     forger.hello(7);
-    // It claims to lead, and grants what was granted once.
+    // It claims to lead, and repeats a grant.
     let epoch = Epoch {
         round: 1 << 40,
         robot: RobotId(0),
@@ -233,7 +233,7 @@ fn operators_keep_no_robot_out() {
     one.say("bulk on");
     one.until("may", "true");
     drop(links);
-    // Once their places are free again, others see the team.
+    // Once their places are free again, other operators see the team.
     let watch = Watch::open(&fleet.team, false).unwrap();
     until(|| watch.look().len() == 2);
 }
@@ -264,10 +264,10 @@ fn an_operator_without_a_place_is_told_why_and_does_not_come_again_and_again() {
     assert_eq!(watch.refusals(), []);
 }
 
-/// The ports of bulk and of links, from a robot's first one on.
+/// The ports of bulk and of links, as offsets from a robot's first port.
 const DOORS: [u16; 2] = [1, 2];
 
-/// Signs a certificate with a fleet's authority, and puts it beside those of the robots, under a name.
+/// Signs a certificate with a fleet's authority, and puts it beside the robots' certificates, under a name.
 fn forge(fleet: &Fleet, file: &str, name: &str, valid_until: i32) {
     let folder = &fleet.team.live.keys;
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
@@ -284,7 +284,7 @@ fn forge(fleet: &Fleet, file: &str, name: &str, valid_until: i32) {
     std::fs::write(folder.join(format!("robots/{file}.pem")), signed.pem()).unwrap();
 }
 
-/// Keeps what a robot's owner would have after it was stolen, and revokes it. The list lies where no robot finds it.
+/// Keeps a copy of a robot's keys, as a thief would have, and revokes them. The list is where no robot finds it.
 fn revoke(fleet: &Fleet, name: &str) -> Revocations {
     let folder = &fleet.team.live.keys;
     for ending in ["pem", "key"] {
@@ -358,19 +358,19 @@ fn a_revocation_spreads_and_stays() {
     let operator = Caller::new(&fleet, Some((&fleet, "../operator")));
     let mut link = operator.link(&fleet.team, 0).unwrap();
     link.say(&first);
-    // From one to the other, and two is out at once.
+    // The list passes from one robot to the other, and `two` is locked out at once.
     for robot in [&mut lead, &mut three] {
         robot.until("revoked", "1 1 0");
         robot.until("alive", "[0, 3]");
     }
-    // It tries again and again.
+    // It retries repeatedly.
     until(|| lead.say("door revoked") != "0");
     assert_eq!(two.say("revoked"), "0 0 0");
     two.kill();
-    // One that was off hears of it, and so do the next starts of all.
+    // A robot that was off gets the list, and so do the next starts of all.
     let mut one = fleet.robot("one");
     one.until("revoked", "1 1 0");
-    // It counts before it is on the disk.
+    // The list is valid before it is on the disk.
     let state = fleet.folder.join("state");
     let kept = |name: &str| std::fs::read(state.join(name).join("revoked.crl")).is_ok_and(|list| list == first.list);
     for name in ["lead", "three", "one"] {
@@ -392,7 +392,7 @@ fn a_revocation_spreads_and_stays() {
         assert!(caller.is_refused(&fleet.team, 0, door));
         lead.until("door revoked", &(number + 1).to_string());
     }
-    // A robot that replaces it is let in, over a connection that began with older news.
+    // A robot that replaces it is admitted, over a connection that began with an older list.
     keys::init(&fleet.team).unwrap();
     let mut two = fleet.robot("two");
     two.until("revoked", "1 1 0");
@@ -405,7 +405,7 @@ fn a_revocation_spreads_and_stays() {
     }
     assert!(link.is_closed(SOON), "the operator that brought it is revoked itself");
     assert!(operator.is_refused(&fleet.team, 0, 2));
-    // Older lists, and those of others, change nothing.
+    // Older lists, and lists of other teams, change nothing.
     let operator = Caller::new(&fleet, Some((&fleet, "../operator")));
     let mut link = operator.link(&fleet.team, 0).unwrap();
     let other = Fleet::new(&["lead", "one"], "");
@@ -435,7 +435,7 @@ fn keys_are_renewed_while_the_team_works() {
         std::fs::copy(folder.join(name), fleet.folder.join(name)).unwrap();
     }
     assert!(keys::renew(&fleet.team).unwrap() && !keys::renew(&fleet.team).unwrap());
-    // One has its new keys, the others have not.
+    // `one` has its new keys, the others do not.
     lead.kill();
     let mut lead = start("lead");
     lead.until("alive", "[0, 1, 2, 3]");
@@ -451,7 +451,7 @@ fn keys_are_renewed_while_the_team_works() {
         }
     }
     one.until("alive", "[0, 1, 2, 3]");
-    // All of them take what the old authority signs, and what is revoked are both keys of a robot.
+    // All robots accept what the old authority signs, and both keys of a robot are revoked.
     let list = |fleet: &Fleet| Revocations {
         list: std::fs::read(fleet.team.live.keys.join("revoked.crl")).unwrap(),
     };
@@ -466,7 +466,7 @@ fn keys_are_renewed_while_the_team_works() {
     one.kill();
     let mut one = start("one");
     one.until("alive", "[0, 1, 3]");
-    // It ends, for one that has not changed too.
+    // The renewal ends, also for a robot that still has old keys.
     for ending in ["pem", "key"] {
         let old = folder.join(format!("old/robots/one.{ending}"));
         std::fs::copy(old, folder.join(format!("robots/former.{ending}"))).unwrap();
@@ -489,7 +489,7 @@ fn keys_are_renewed_while_the_team_works() {
         "2 3 0",
         "its state folder has a list of the old authority"
     );
-    // The old authority's word does not count any more, whatever number it writes.
+    // The old authority's lists are no longer valid, whatever their number.
     let thief = Fleet::new(&["lead", "one"], "");
     for name in ["ca.pem", "ca.key"] {
         std::fs::copy(fleet.folder.join(name), thief.team.live.keys.join(name)).unwrap();

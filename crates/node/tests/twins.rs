@@ -1,4 +1,4 @@
-//! Two processes that run as one robot, such as after copying a machine's disk with its keys.
+//! Two processes that run as one robot, for example after copying a machine's disk with its keys.
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
 mod common;
@@ -49,7 +49,7 @@ fn twins_are_told_where_they_are_and_do_not_take_turns() {
     let mut twin = Robot::start_with(&file, "one", "coorp");
     twin.until("alive", "[0, 1]");
 
-    // The earlier one hears it from the lead at once, the lead notices it when the earlier one comes again.
+    // The lead tells the earlier process at once, and notices the twins when the earlier process connects again.
     let both = "[Twins { robot: 1, at: [127.0.0.1, 127.0.0.3] }]";
     one.until("twins", both);
     lead.until("twins", both);

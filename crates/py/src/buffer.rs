@@ -58,7 +58,7 @@ impl<'py> Contents<'py> {
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes.as_bytes(),
-            // Whether it is contiguous was found out before.
+            // The array was already found to be contiguous.
             Self::Array(array) => array.as_slice().unwrap_or_default(),
             Self::Empty => &[],
         }

@@ -15,14 +15,14 @@ create_exception!(
     coorp,
     NodeError,
     PyRuntimeError,
-    "The network, the machine or another robot did not do its part. The text says what happened."
+    "A failure of the network, the machine or another robot. The text says what happened."
 );
 #[cfg(target_os = "linux")]
 create_exception!(
     coorp,
     ChannelError,
     PyRuntimeError,
-    "The machine or another process of this robot did not do its part. The text says what happened."
+    "A failure of the machine or of another process of this robot. The text says what happened."
 );
 create_exception!(
     coorp,

@@ -1,4 +1,4 @@
-//! A reactor program, checked by [`coorp_core::logical`]: what the front end asks before a program runs.
+//! Checks a reactor program with [`coorp_core::logical`], for the front end, before the program runs.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ create_exception!(
     coorp.reactor,
     ProgramError,
     PyValueError,
-    "A reactor program that cannot run. The text names each problem, with the line of the file where there is one."
+    "A reactor program that cannot run. The text names each problem, with its line in the file if it has one."
 );
 
-/// A checked program. Its ids are those of the native runtime.
+/// A checked program. The native runtime uses the same ids.
 #[pyclass(module = "coorp._native", frozen)]
 pub struct ReactorGraph {
     pub graph: Arc<Graph>,
@@ -45,7 +45,7 @@ impl ReactorGraph {
         self.graph.reactions().iter().map(|reaction| reaction.level).collect()
     }
 
-    /// For each federate, the zero-delay cycle that it is part of.
+    /// Returns, for each federate, the zero-delay cycle that it is part of.
     fn cycles(&self) -> Vec<Option<u16>> {
         self.graph.federates().iter().map(|federate| federate.cycle).collect()
     }
@@ -86,7 +86,7 @@ fn refused(error: &BuildError) -> PyErr {
     ProgramError::new_err(error.to_string())
 }
 
-/// Returns the kind of a problem, and the full names that it is about.
+/// Returns the kind of a problem, and the full names that it concerns.
 fn described(problem: &Problem) -> (&'static str, Vec<&str>) {
     match problem {
         Problem::CausalityCycle { path } => ("CausalityCycle", path.iter().map(String::as_str).collect()),

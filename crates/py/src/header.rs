@@ -1,29 +1,29 @@
 //! Checks MessagePack before `coorp.reactor.codec` unpacks it: the bytes come from another process, perhaps a broken one.
 //!
-//! `msgpack` allocates a list when it reads how long that is. So a few bytes that announce long lists within each other could
-//! allocate gigabytes. Here every item that is announced must be there; then memory is bounded by the length of the bytes.
-//! Not checked: whether text is UTF-8, which `msgpack` does.
+//! `msgpack` allocates a list when it reads the list's length. So a few bytes that announce nested long lists could
+//! allocate gigabytes. Here every announced item must exist, so the length of the bytes bounds the memory. Not checked:
+//! whether text is UTF-8, which `msgpack` does.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::buffer::Contents;
 
-/// Raises ValueError unless the bytes are one MessagePack object, with no more than `depth_max` containers in each other
-/// and extensions from 1 to `extension_max` only.
+/// Raises ValueError unless the bytes are one MessagePack object, with at most `depth_max` nested containers and only
+/// extensions from 1 to `extension_max`.
 #[pyfunction]
 pub fn check_header(header: &Bound<'_, PyAny>, depth_max: usize, extension_max: u8) -> PyResult<()> {
     let contents = Contents::of(header)?;
     check(contents.as_slice(), depth_max, extension_max).map_err(PyValueError::new_err)
 }
 
-/// What follows an object's first byte.
+/// The content after an object's first byte.
 enum Object {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(usize),
-    /// So many objects.
+    /// This many objects.
     Items(usize),
-    /// A byte that says which extension, and so many bytes.
+    /// A byte with the extension's number, and this many bytes.
     Extension(usize),
 }
 
@@ -59,14 +59,14 @@ impl Scan<'_> {
             0xd9..=0xdb => Object::Bytes(self.number(1 << (first - 0xd9))?),
             0xdc..=0xdd => Object::Items(self.number(2 << (first - 0xdc))?),
             0xde..=0xdf => Object::Items(2 * self.number(2 << (first - 0xde))?),
-            _ => return Err("it has a byte that begins no value"),
+            _ => return Err("it has a byte that cannot begin a value"),
         })
     }
 }
 
 fn check(bytes: &[u8], depth_max: usize, extension_max: u8) -> Result<(), &'static str> {
     let mut scan = Scan(bytes);
-    // How many objects are still to come, in each container that has been entered.
+    // The number of objects still to come, in each container that has been entered.
     let mut left = vec![1_usize];
     while let Some(&items) = left.last() {
         if items == 0 {
@@ -99,6 +99,6 @@ fn check(bytes: &[u8], depth_max: usize, extension_max: u8) -> Result<(), &'stat
     if scan.0.is_empty() {
         Ok(())
     } else {
-        Err("it goes on after its end")
+        Err("it continues after its end")
     }
 }

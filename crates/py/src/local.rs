@@ -2,12 +2,13 @@
 //!
 //! - A [`Part`] is memory that NumPy can view: `numpy.asarray(part)` copies nothing, and its base is the part, which keeps
 //!   the payload. The stable ABI of Python 3.10 has no buffers, hence `__array_interface__`.
-//! - NumPy can write to the parts of a [`Loan`] until it is sent. They stay readable afterwards, since a part keeps the
-//!   memory. NumPy lets a view be written that was made before the send; [`Loan::array`] marks its own as read-only then.
-//! - Blocking calls release the GIL and look for signals at intervals. What is dropped here takes no lock of Python.
+//! - NumPy can write to the parts of a [`Loan`] until it is sent. They stay readable afterwards, because a part keeps
+//!   the memory. NumPy still allows writing to a view made before the send; [`Loan::array`] marks its own arrays as
+//!   read-only.
+//! - Blocking calls release the GIL and check for signals at intervals. Dropping these objects takes no lock of Python.
 //!
-//! For the reactors: [`Payload::new`] makes parts of what a federate received, and [`find_loan`] recognises values that lie
-//! in a loan already.
+//! For the reactors: [`Payload::new`] makes parts of what a federate received, and [`find_loan`] recognises values that
+//! are already in a loan.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -23,11 +24,11 @@ use crate::input;
 
 /// Time between two checks for Python signals (Ctrl-C).
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Room for the header of a loan, if its user does not say how much: enough for what describes a few arrays.
+/// Default room for the header of a loan: enough to describe a few arrays.
 const LOAN_HEADER_BYTES: usize = 4096;
 /// Copying this many bytes is faster than getting the GIL back while another thread computes.
 const BRIEF_BYTES: usize = 64 << 10;
-/// How far to look for the part behind an array. NumPy itself joins views of views.
+/// Maximum depth of the search for the part behind an array. NumPy itself collapses views of views.
 const VIEWS_MAX: usize = 16;
 
 /// Adds these classes to the module.
@@ -59,8 +60,8 @@ pub fn failed(error: Error) -> PyErr {
     }
 }
 
-/// Calls `attempt` without the GIL, each time for no longer than until the next look for signals, until it returns something
-/// or the time is over.
+/// Calls `attempt` without the GIL, each time until the next check for signals at the latest, until it returns
+/// something or the time is over.
 fn wait<T: Send>(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -163,7 +164,7 @@ fn slice(time: Duration) -> Duration {
 #[pyclass(module = "coorp", frozen)]
 pub struct Sender {
     sender: Mutex<local::Sender>,
-    /// How long it blocks.
+    /// The time for which it blocks.
     timeout: Duration,
 }
 
@@ -272,7 +273,7 @@ impl Sender {
         }
     }
 
-    /// Returns if the error is no more than the end of a slice of the time, and nothing interrupts.
+    /// Returns normally if the error is only the end of a slice of the time, and nothing interrupts.
     fn may_try_again(&self, py: Python<'_>, error: Error, began: Instant) -> PyResult<()> {
         let Error::Deadline { channel, shortage, .. } = error else {
             return Err(failed(error));
@@ -306,7 +307,7 @@ impl Receiver {
         let came = wait(py, timeout, |time| lock(&self.receiver).recv(Some(time)))?;
         came.map(Payload::new).ok_or_else(|| {
             let seconds = timeout.unwrap_or_default();
-            PyTimeoutError::new_err(format!("no payload came within {seconds} s"))
+            PyTimeoutError::new_err(format!("no payload arrived within {seconds} s"))
         })
     }
 
@@ -332,22 +333,23 @@ impl Receiver {
 
 /// The memory of a loan and its parts.
 pub struct Memory {
-    /// Until it is sent.
+    /// The loan, until it is sent.
     loan: Mutex<Option<local::Loan>>,
-    /// Their lengths.
+    /// The lengths of the parts.
     parts: Vec<usize>,
-    /// Arrays to be made read-only when it is sent.
+    /// The arrays to make read-only when it is sent.
     arrays: Mutex<Vec<Py<PyWeakrefReference>>>,
 }
 
 impl Memory {
-    /// Takes the loan to be sent by this sender, with a header after so many reserved bytes; or says why it cannot be.
+    /// Takes the loan to be sent by this sender, with a header after `reserved` bytes; or returns why it cannot be
+    /// sent.
     pub fn take(&self, sender: &local::Sender, reserved: usize, header: &[u8]) -> Result<local::Loan, &'static str> {
         let mut place = lock(&self.loan);
         let mut loan = place.take().ok_or("this loan has been sent")?;
         let room = loan.header_mut().len();
         let problem = if !sender.has_loaned(&loan) {
-            "a loan is sent by the sender that made it"
+            "only the sender that made a loan can send it"
         } else if reserved + header.len() > room {
             "the header does not fit into this loan; give `header_bytes` when it is made"
         } else {
@@ -376,7 +378,7 @@ impl Memory {
     }
 }
 
-/// A payload in the making.
+/// A payload that is being written.
 #[pyclass(module = "coorp", frozen)]
 pub struct Loan {
     memory: Arc<Memory>,
@@ -446,7 +448,7 @@ impl Loan {
     }
 }
 
-/// Finds the loan whose parts are exactly these arrays, if there is one: then they need not be copied to be sent.
+/// Finds the loan whose parts are exactly these arrays, if any; then they can be sent without copying.
 pub fn find_loan(arrays: &[Bound<'_, PyAny>]) -> PyResult<Option<Arc<Memory>>> {
     let mut found: Option<Arc<Memory>> = None;
     for (place, array) in arrays.iter().enumerate() {
@@ -485,7 +487,7 @@ fn part_behind<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Par
     Ok(None)
 }
 
-/// A payload with its memory, wherever that is.
+/// A payload with its memory, in any place.
 pub trait Held: Send + Sync {
     fn header(&self) -> &[u8];
     fn parts(&self) -> usize;
@@ -547,7 +549,7 @@ impl Payload {
     }
 }
 
-/// What keeps a part's memory.
+/// The owner that keeps a part's memory alive.
 enum Keeper {
     Payload {
         _held: Arc<dyn Held>,

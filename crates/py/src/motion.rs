@@ -10,7 +10,7 @@ use numpy::{PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// One tick; all integration and all checks use this grid.
+/// The length of a tick; all integration and all checks use this grid.
 const TICK_S: f64 = 1e-3;
 /// The shaped reward is sampled once in this many ticks.
 const REWARD_TICKS: u64 = 10;
@@ -242,7 +242,7 @@ impl World<'_> {
             .map(|(_, (robot, _))| robot)
     }
 
-    /// For each wall, the distance of robot `i`'s centre and its closing speed.
+    /// Returns, for each wall, the distance of robot `i`'s centre and its closing speed.
     fn wall_gaps(&self, i: usize) -> [(f64, f64); 4] {
         let ([x, y], [vx, vy]) = (self.robots[i].position, self.robots[i].velocity());
         [

@@ -6,7 +6,7 @@ use toml::Spanned;
 
 /// Robot, process, its line, and its reactors with their lines.
 type Entry = (Option<String>, String, usize, Vec<(String, usize)>);
-/// A line and what is wrong there.
+/// A line and the problem there.
 type Problem = (usize, String);
 
 /// Returns all processes in the order of the file, and everything that is not a process.

@@ -1,4 +1,4 @@
-//! What a robot of `coorp.envs.Navigation` perceives: its egocentric image, and pose and goal as numbers.
+//! The perception of a robot of `coorp.envs.Navigation`: its egocentric image, and pose and goal as numbers.
 //!
 //! The image is square, with the robot at its centre, facing up. Each channel shows one kind of object:
 //!
@@ -24,7 +24,7 @@ const CHANNELS: usize = 3;
 const IMAGE_BYTES: usize = SIDE * SIDE * CHANNELS;
 /// x, y, cos and sin of the heading, v, w; distance to the goal, cos and sin of its bearing.
 const VECTOR: usize = 9;
-/// The size of a pixel: 64 of them show 3.2 m on each side.
+/// The size of a pixel: 64 pixels show 3.2 m on each side.
 const PIXEL_M: f64 = 0.1;
 /// The centre of the image, in pixels.
 const MIDDLE: f32 = (SIDE as f32 - 1.0) / 2.0;
@@ -45,8 +45,8 @@ type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
 /// A point or direction in an image: columns to the right, rows downwards, in pixels from the top left.
 type Pixel = [f32; 2];
 
-/// Every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9) float32. A robot that has
-/// ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal.
+/// Returns every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9) float32. A robot
+/// that has ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal.
 #[pyfunction]
 #[pyo3(signature = (robots, status, obstacles, size_m, radii_m, only=None))]
 pub fn perceive<'py>(
@@ -173,7 +173,7 @@ impl View {
         [MIDDLE - (left / PIXEL_M) as f32, MIDDLE - (ahead / PIXEL_M) as f32]
     }
 
-    /// A moving disc with its afterglow.
+    /// Draws a moving disc with its afterglow.
     fn body(&self, at: [f64; 2], velocity: [f64; 2], radius_m: f64, channel: usize, image: &mut Image<'_>) {
         let was = [at[0] - velocity[0] * AFTERGLOW_S, at[1] - velocity[1] * AFTERGLOW_S];
         let (at, was, radius) = (self.pixel(at), self.pixel(was), (radius_m / PIXEL_M) as f32);
@@ -181,7 +181,7 @@ impl View {
         image.capsule(at, at, radius, FULL, channel);
     }
 
-    /// Everything beyond a wall.
+    /// Draws everything beyond a wall.
     fn walls(&self, size_m: [f64; 2], image: &mut Image<'_>) {
         // How far a pixel is beyond a wall is linear in column and row; for each wall: outward normal and offset.
         let [x, y] = self.position;
@@ -210,7 +210,7 @@ impl Image<'_> {
         *byte = (*byte).max((value + 0.5) as u8);
     }
 
-    /// All points within `radius` of the segment from `a` to `b`.
+    /// Draws all points within `radius` of the segment from `a` to `b`.
     fn capsule(&mut self, a: Pixel, b: Pixel, radius: f32, value: f32, channel: usize) {
         let reach = radius + 0.5;
         let Some((top, bottom)) = span(a[1], b[1], reach) else {
@@ -237,7 +237,7 @@ impl Image<'_> {
         }
     }
 
-    /// All points whose `offset + across * column + down * row`, a distance in pixels, is positive.
+    /// Draws all points whose `offset + across * column + down * row`, a distance in pixels, is positive.
     fn half_plane(&mut self, offset: f32, across: f32, down: f32) {
         let last = (SIDE - 1) as f32;
         if offset + (across.max(0.0) + down.max(0.0)) * last <= -0.5 {

@@ -1,8 +1,8 @@
 //! Runs the reactions of `coorp.reactor`, and the coordinator of a program on several processes.
 //!
-//! [`Runner`] drives one federate ([`coorp_local::run`]): it sets the ports that a reaction reads, calls it, and takes the
-//! effects that its calls have noted. The GIL is held only meanwhile. What the front end and it agree on is documented in
-//! `python/coorp/_native.pyi`.
+//! [`Runner`] drives one federate ([`coorp_local::run`]): it sets the ports that a reaction reads, calls the reaction,
+//! and takes the effects that its calls have noted. It holds the GIL only meanwhile. `python/coorp/_native.pyi`
+//! documents the interface to the front end.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -45,7 +45,7 @@ pyo3::create_exception!(
     "A program did not run to its end because another of its processes died."
 );
 
-/// An object of this process. Arrays in it are not written any more.
+/// An object of this process. Arrays in it are no longer written.
 type Object = Arc<Py<PyAny>>;
 
 /// Room for the header of a loaned array.
@@ -63,10 +63,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many values are decoded and kept for other reactions at the same tag.
+/// Maximum number of decoded values that are kept for other reactions at the same tag.
 const DECODED_MAX: usize = 1024;
 
-/// One reaction, as the front end bound it.
+/// The code of one reaction, as bound by the front end.
 struct Code {
     body: Py<PyAny>,
     late: Option<Py<PyAny>>,
@@ -88,23 +88,23 @@ pub struct Runner {
     bound: Mutex<Vec<Option<Code>>>,
 }
 
-/// What to do besides running.
+/// Options besides running.
 #[derive(Clone, Debug)]
 struct Options {
     pickle: bool,
-    /// On how many threads independent reactions run.
+    /// The number of threads on which independent reactions run.
     threads: usize,
-    /// Whether to hash what each reaction does.
+    /// Whether to hash the effects of each reaction.
     digest: bool,
-    /// The file to record it in.
+    /// The file in which to record the run.
     record: Option<PathBuf>,
-    /// The recordings to run again.
+    /// The recordings to replay.
     replay: Vec<PathBuf>,
     /// The file for the trace's events, one JSON object a line.
     trace: Option<PathBuf>,
 }
 
-/// Returns a setting, if it is there.
+/// Returns a setting, if it is given.
 pub(crate) fn optional<'py, T>(settings: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py>,
@@ -125,7 +125,7 @@ fn is_decentralised(settings: &Bound<'_, PyDict>) -> PyResult<bool> {
     match optional::<String>(settings, "coordination")?.as_deref() {
         None | Some("centralised") => Ok(false),
         Some("decentralised") => Ok(true),
-        Some(other) => Err(PyValueError::new_err(format!("there is no coordination `{other}`"))),
+        Some(other) => Err(PyValueError::new_err(format!("unknown coordination `{other}`"))),
     }
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn unrun(failure: &Failure) -> PyErr {
     }
 }
 
-/// Returns the text of an error of an output's channel, with what to do about it here.
+/// Returns the text of an error of an output's channel, with advice for this program.
 fn no_room(error: &coorp_local::Error) -> String {
     use coorp_local::{Error, Shortage};
     let (channel, waited, shortage) = match error {
@@ -254,7 +254,7 @@ impl Runner {
         Ok(())
     }
 
-    /// A physical action happens now. From any thread.
+    /// Schedules a physical action now. Any thread may call this.
     #[pyo3(signature = (action, value=None))]
     fn schedule(&self, action: u32, value: Option<Py<PyAny>>) -> PyResult<()> {
         if self.handle.schedule(ElementId(action), value.map(Arc::new)) {
@@ -265,19 +265,19 @@ impl Runner {
         ))
     }
 
-    /// Memory for a value of this output, or `None` if no other process reads it.
+    /// Returns memory for a value of this output, or `None` if no other process reads it.
     fn loan(&self, py: Python<'_>, output: u32, bytes: usize) -> PyResult<Option<Loan>> {
         let loan = || self.handle.loan(ElementId(output), LOAN_HEADER_BYTES, &[bytes]);
         let loan = py.detach(loan).map_err(|error| RunError::new_err(no_room(&error)))?;
         Ok(loan.map(|loan| Loan::new(loan, vec![bytes])))
     }
 
-    /// Asks for the end of the program. From any thread.
+    /// Requests the end of the program. Any thread may call this.
     fn request_stop(&self) {
         self.handle.request_stop();
     }
 
-    /// Runs until the end of the program, and returns what was counted.
+    /// Runs until the end of the program, and returns the counts.
     fn run<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let bound = {
             let mut bound = lock(&self.bound);
@@ -312,7 +312,7 @@ impl Runner {
 }
 
 impl Runner {
-    /// Runs the federate, with a coordinator beside it that takes over if another one dies.
+    /// Runs the federate, and beside it a coordinator that takes over if another one dies.
     fn drive(&self, settings: &Settings, host: &mut Host) -> Result<Report, Failure> {
         if self.graph.federates().len() == 1 {
             return run(&self.graph, self.federate, settings, host, &self.handle);
@@ -330,7 +330,7 @@ impl Runner {
             let coordinator = scope.spawn(|| coordinate(&self.graph, &coordinator_settings, &standby));
             let outcome = run(&self.graph, self.federate, settings, host, &self.handle);
             standby.quit();
-            // Why nothing was started is said by the federate too.
+            // The federate also says why nothing was started.
             let _ = coordinator.join();
             outcome
         })
@@ -367,7 +367,7 @@ fn unwritten(path: &Option<PathBuf>, error: &std::io::Error) -> PyErr {
     PyOSError::new_err(format!("{}: {error}", path.display()))
 }
 
-/// Returns what a federate counted, by name.
+/// Returns the counts of a federate, by name.
 fn counters<'py>(py: Python<'py>, graph: &Graph, report: &Report) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item(
@@ -424,21 +424,21 @@ struct Host {
     digest: Option<Digest>,
     writer: Option<Writer<BufWriter<File>>>,
     replay: Option<Replay>,
-    /// Values of other federates that were read at the latest tag.
+    /// The decoded values of other federates that were read at the latest tag.
     decoded: (Tag, HashMap<ElementId, Py<PyAny>>),
     error: Option<PyErr>,
     /// The report of a program that failed.
     failed: Option<Report>,
 }
 
-/// A recording that runs again.
+/// A recording that is replayed.
 struct Replay {
     journal: Journal,
     physical: std::vec::IntoIter<Recorded<Bytes>>,
     last: Tag,
     /// The inputs of the recorded run that were absent at these tags, because their values came late.
     late: BTreeSet<(Tag, ElementId)>,
-    /// The reactions that did something else than recorded: how often, and at which tag first.
+    /// The reactions that differed from the recording: how often, and the first tag.
     different: BTreeMap<String, (u64, Tag)>,
 }
 
@@ -514,14 +514,14 @@ impl Host {
         code.map_or_else(|| self.name(reaction), |code| code.title.clone())
     }
 
-    /// Returns the error for a value that has no bytes.
+    /// Returns the error for a value that cannot be encoded.
     fn unsent(&self, py: Python<'_>, reaction: ReactionId, element: ElementId, error: PyErr) -> PyErr {
         let name = self.graph.element(element).map_or("", |element| element.name.as_str());
         let title = self.title(reaction);
         let text = if error.is_instance_of::<RunError>(py) {
             format!("{title}: {}", error.value(py))
         } else {
-            format!("{title} gives {name} what cannot be sent: {}", error.value(py))
+            format!("{title} sets {name} to a value that cannot be sent: {}", error.value(py))
         };
         let told = RunError::new_err(text);
         told.set_cause(py, Some(error));
@@ -533,7 +533,7 @@ impl Host {
         info.map(|info| info.name.clone()).unwrap_or_default()
     }
 
-    /// Runs reactions one after the other, or on several threads, and notes or compares what they did.
+    /// Runs reactions one after the other, or on several threads, and records or compares their effects.
     fn react(
         &mut self,
         py: Python<'_>,
@@ -564,7 +564,7 @@ impl Host {
         let mut all = Vec::with_capacity(ready.len());
         let mut failed = None;
         for ((ready, recorded), outcome) in started(ready, &starts).zip(recorded).zip(outcomes) {
-            // The effects of every reaction are taken, so that none are left for a later tag.
+            // Take the effects of every reaction, so that none are left for a later tag.
             match self.conclude(py, moment.tag, *ready, recorded, inputs, outcome) {
                 Ok(ran) => all.push(ran),
                 Err(error) => drop(failed.get_or_insert((ready.reaction, error))),
@@ -600,7 +600,7 @@ impl Host {
         replay.is_some_and(|replay| replay.late.contains(&(tag, input)))
     }
 
-    /// Takes the effects of a reaction that was called, and notes or compares them.
+    /// Takes the effects of a reaction that was called, and records or compares them.
     fn conclude(
         &mut self,
         py: Python<'_>,
@@ -618,7 +618,7 @@ impl Host {
             Ok(effects) => effects,
             Err(error) => {
                 if self.writer.is_some() {
-                    // A replay comes to the same error.
+                    // A replay ends with the same error.
                     let record = self.record(py, tag, ready, recorded.as_ref(), inputs, &Effects::default())?;
                     self.write(&record)?;
                 }
@@ -636,7 +636,7 @@ impl Host {
             }
         }
         if let Some(recorded) = recorded.filter(|recorded| *recorded != record) {
-            // What followed in the recorded run followed from this.
+            // The rest of the recorded run followed from these effects.
             effects = self.recorded_effects(py, &recorded)?;
             record = recorded;
         }
@@ -707,7 +707,7 @@ impl Host {
             tag,
             late: ready.late,
             physical,
-            // A replay does not come to it by itself.
+            // A replay cannot determine this by itself.
             meant: recorded.map_or(meant, |recorded| recorded.meant.clone()),
             sets: sets.collect::<PyResult<_>>()?,
             schedules: schedules.collect::<PyResult<_>>()?,
@@ -752,7 +752,7 @@ impl Host {
     fn recorded_effects(&self, py: Python<'_>, record: &Record) -> PyResult<Effects<Object>> {
         let find = |name: &str| {
             let other =
-                || PyValueError::new_err(format!("the recording is of another program: this one has no `{name}`"));
+                || PyValueError::new_err(format!("the recording is from another program: this one has no `{name}`"));
             self.graph.find(name).ok_or_else(other)
         };
         let sets = record
@@ -770,7 +770,7 @@ impl Host {
         })
     }
 
-    /// What this host counted, besides the driver.
+    /// Adds the counts of this host, besides the driver's.
     fn add_counters(&self, dict: &Bound<'_, PyDict>) -> PyResult<()> {
         if let Some(digest) = &self.digest {
             dict.set_item("digest", digest.reactions().clone())?;
@@ -791,7 +791,7 @@ impl Host {
         code.ok_or_else(|| PyValueError::new_err("this reaction is not bound"))
     }
 
-    /// Sets what a reaction reads, and returns what to call.
+    /// Sets the ports that a reaction reads, and returns the method to call.
     fn prepare(
         &mut self,
         py: Python<'_>,
@@ -865,7 +865,7 @@ impl Host {
             }
             effects.stop = true;
         }
-        // A reaction's port says nothing after it, and keeps no memory.
+        // After the reaction, its ports have no value, and keep no memory.
         for (element, port) in &bound.reads {
             port.setattr(py, intern!(py, "_value"), py.None())?;
             port.setattr(py, intern!(py, "_present"), false)?;
@@ -916,7 +916,7 @@ impl Host {
     }
 }
 
-/// What became of a call.
+/// The outcome of a call.
 struct Outcome {
     began: Instant,
     ended: Instant,
@@ -930,7 +930,8 @@ fn invoke(py: Python<'_>, clock: Clock, call: &Py<PyAny>) -> Outcome {
     Outcome { began, ended, returned }
 }
 
-/// Calls on so many threads at most, each taking the next call. They run in parallel where they release the GIL.
+/// Makes the calls on at most `threads` threads, each taking the next call. Calls run in parallel while they release
+/// the GIL.
 fn invoke_on_threads(py: Python<'_>, clock: Clock, calls: &[Py<PyAny>], threads: usize) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes: Vec<_> = calls.iter().map(|_| Mutex::new(None)).collect();
@@ -955,7 +956,7 @@ fn invoke_on_threads(py: Python<'_>, clock: Clock, calls: &[Py<PyAny>], threads:
         .collect()
 }
 
-/// Returns what the calls of a reaction noted.
+/// Returns the effects that the calls of a reaction noted.
 fn effects(noted: &Bound<'_, PyList>) -> PyResult<Effects<Object>> {
     let mut effects = Effects::default();
     for item in noted.iter() {
@@ -1098,18 +1099,18 @@ impl Coordinator {
         })
     }
 
-    /// Blocks until the program is over, or [`Coordinator::quit`].
+    /// Blocks until the program is over, or until [`Coordinator::quit`].
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| coordinate(&self.graph, &self.settings, &self.standby))
             .map_err(|failure| unrun(&failure))
     }
 
-    /// Asks for the end of the program. From any thread.
+    /// Requests the end of the program. Any thread may call this.
     fn request_stop(&self) {
         self.standby.request_stop();
     }
 
-    /// Has `run` return. From any thread.
+    /// Makes `run` return. Any thread may call this.
     fn quit(&self) {
         self.standby.quit();
     }

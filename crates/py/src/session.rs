@@ -27,7 +27,7 @@ struct Running {
     session: coorp_sim::Session,
     file: String,
     run: String,
-    /// An invariant was violated: any further result would be meaningless.
+    /// Whether an invariant was violated, so that any further result would be meaningless.
     broken: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A team in Python: what a co-simulation needs to know about it.
+//! A team in Python, as far as a co-simulation needs it.
 
 use coorp_team::Sync;
 use pyo3::prelude::*;

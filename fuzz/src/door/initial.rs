@@ -1,4 +1,4 @@
-//! QUIC's Initial packets, which anybody who sees them can open and seal (RFC 9001, 5.2).
+//! QUIC's Initial packets, which anybody who sees them can open and seal (RFC 9001, section 5.2).
 
 use bytes::BytesMut;
 use quinn_proto::crypto::{Keys, ServerConfig};
@@ -9,7 +9,7 @@ use super::Input;
 const VERSION: u32 = 1;
 const TAG_BYTES: usize = 16;
 const ID_BYTES_MAX: usize = 20;
-/// The least that a client pads to.
+/// The minimum length to which a client pads.
 const DATAGRAM_BYTES_MIN: usize = 1_200;
 
 /// An opened packet.
@@ -59,7 +59,7 @@ impl Initial {
         })
     }
 
-    /// Makes a datagram of it.
+    /// Seals the packet into a datagram.
     pub fn seal(&self, crypto: &dyn ServerConfig) -> Option<Vec<u8>> {
         let mut packet = vec![0xc1];
         packet.extend(VERSION.to_be_bytes());
@@ -100,7 +100,7 @@ fn keys(crypto: &dyn ServerConfig, to: &[u8]) -> Option<Keys> {
     crypto.initial_keys(VERSION, &id).ok()
 }
 
-/// Returns a number of variable length (RFC 9000, 16).
+/// Reads a number of variable length (RFC 9000, section 16).
 fn variable(rest: &mut Input<'_>) -> Option<usize> {
     let first = rest.byte()?;
     let more = rest.take((1 << (first >> 6)) - 1)?;

@@ -14,10 +14,10 @@ use coorp_node::fuzz::Quic;
 use quinn::rustls::pki_types::CertificateDer;
 use quinn_proto::{Connection, ConnectionHandle, DatagramEvent, Endpoint, Event, Incoming, TimeSource};
 
-/// As in the node: attempts that wait for a decision, and the bytes that follow them.
+/// The node's limits on attempts that wait for a decision, and on the bytes that follow them.
 const INCOMING_MAX: usize = 256;
 const INCOMING_BYTES_MAX: u64 = 1 << 20;
-/// A closed connection is remembered for less.
+/// A closed connection is remembered for less than this.
 const CLOSING_MAX_MS: u64 = 2_000;
 
 /// The time since the start, for everything.
@@ -64,15 +64,15 @@ pub(super) struct Robot {
     limits: Limits,
     admission: Admission,
     member: CertificateDer<'static>,
-    /// Where a member may be.
+    /// The addresses at which a member may be.
     known: BTreeSet<IpAddr>,
     held: BTreeMap<ConnectionHandle, Held>,
-    /// Attempts that the task of the door has not looked at yet, with the times when they came.
+    /// Attempts that the door has not handled yet, with the times of their arrival.
     incoming: VecDeque<(u64, Incoming)>,
     pub is_busy: bool,
-    /// What it sends.
+    /// The datagrams that it sends.
     pub sent: Vec<(SocketAddr, Vec<u8>)>,
-    /// The addresses that it took for proved, with the times of their proofs.
+    /// The addresses that it considers proved, with the times of their proofs.
     pub proved: Vec<(u64, SocketAddr)>,
 }
 
@@ -86,7 +86,7 @@ struct Held {
 enum Place {
     Shaking(Ticket),
     Open(Ticket),
-    /// Closed, and not forgotten yet.
+    /// The connection is closed, but not forgotten yet.
     Gone,
 }
 
@@ -117,7 +117,7 @@ impl Robot {
         }
     }
 
-    /// A datagram arrives.
+    /// Handles a datagram that arrives.
     pub fn receive(&mut self, from: SocketAddr, datagram: &[u8]) {
         let (now, mut buffer) = (self.time.quic(), Vec::new());
         let event = self

@@ -11,21 +11,21 @@ use bytes::BytesMut;
 use quinn::rustls::{crypto::ring, ClientConfig, RootCertStore};
 use quinn_proto::{Connection, DatagramEvent, Endpoint, EndpointConfig};
 
-/// A flood of handshakes that never go on, until it is dropped.
+/// A flood of handshakes that never continue, until it is dropped.
 pub struct Flood {
     stop: Arc<AtomicBool>,
-    /// How many were begun, and how many proved their address.
+    /// The number of handshakes begun, and the number that proved their address.
     begun: Arc<AtomicU64>,
     proved: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The handshakes that wait for a Retry, at most.
+/// The maximum number of handshakes that wait for a Retry.
 const WAITING_MAX: usize = 512;
 
 impl Flood {
-    /// So many a second, from these addresses in turn, to a robot's ports for bulk and for control in turn. Those that
-    /// `prove` answer a Retry, and nothing else.
+    /// Begins `per_second` handshakes a second, from these addresses in turn, to a robot's ports for bulk and for
+    /// control in turn. With `prove`, they answer a Retry, but nothing else.
     pub fn new(doors: [SocketAddr; 2], from: &[[u8; 4]], per_second: u32, prove: bool) -> Flood {
         let [bulk, control] = doors;
         let targets = [(client("coorp-bulk/1"), bulk), (client("coorp-control/1"), control)];
@@ -89,7 +89,7 @@ fn flood(
         let first = connection.poll_transmit(Instant::now(), 1, &mut buffer).unwrap();
         let _ = socket.send_to(&buffer[..first.size], to);
         begun.fetch_add(1, Ordering::Relaxed);
-        // Behind the version: the other end's ID, then its own.
+        // After the version: the other end's ID, then its own.
         let other = usize::from(buffer[5]);
         let own = &buffer[7 + other..][..usize::from(buffer[6 + other])];
         waiting.insert(own.to_vec(), (endpoint, connection));
@@ -99,7 +99,7 @@ fn flood(
         for socket in sockets {
             while let Ok((length, from)) = socket.recv_from(&mut packet) {
                 let packet = &packet[..length];
-                // A Retry: the ID that it is for follows the version.
+                // A Retry: the ID of its receiver follows the version.
                 if !prove || packet[0] & 0xf0 != 0xf0 {
                     continue;
                 }
@@ -124,7 +124,7 @@ fn flood(
     }
 }
 
-/// Returns a client without keys that trusts nobody: it never comes to that.
+/// Returns a client without keys that trusts nobody, because no handshake gets that far.
 fn client(protocol: &str) -> quinn::ClientConfig {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()

@@ -1,6 +1,6 @@
 //! Robots as separate processes that take commands line by line.
 //!
-//! Such a process is this test program again, running only the ignored test `robot`. It opens a node and answers each
+//! Each process is this test program again, running only the ignored test `robot`. It opens a node and answers each
 //! line that it reads with one line.
 
 #![allow(dead_code)] // each test program uses its part
@@ -25,12 +25,12 @@ use quinn::rustls::pki_types::CertificateDer;
 #[path = "../../src/quic/anybody.rs"]
 mod anybody;
 
-/// How long anything may take that should happen at once; no test measures it.
+/// Time limit for anything that should happen at once; no test measures it.
 pub const SOON: Duration = Duration::from_secs(240);
 
 const ANSWER: &str = "answer: ";
 
-/// A team of robots on loopback, in a folder of its own.
+/// A team of robots on loopback, in its own folder.
 pub struct Fleet {
     pub folder: PathBuf,
     pub file: PathBuf,
@@ -50,12 +50,12 @@ impl Fleet {
         Fleet::with(robots, network, "")
     }
 
-    /// Returns a team whose robots have to find each other, on machines of their own.
+    /// Returns a team whose robots have to find each other, each on its own machine.
     pub fn without_addresses(robots: &[&str]) -> Fleet {
         Fleet::with(robots, |_| String::new(), "")
     }
 
-    /// Returns the same, over this interface alone.
+    /// Returns the same, with only this interface.
     pub fn over(robots: &[&str], interface: &str) -> Fleet {
         Fleet::with(robots, |_| format!("interfaces = [\"{interface}\"]\n"), "")
     }
@@ -81,7 +81,7 @@ impl Fleet {
         Fleet { folder, file, team }
     }
 
-    /// Returns the machine of a robot, with its bundle installed: the team file at a place of its own.
+    /// Returns the team file on a robot's own machine (a separate folder), with its bundle installed.
     pub fn machine(&self, name: &str) -> PathBuf {
         let folder = self.folder.join(format!("machine of {name}"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -170,7 +170,7 @@ impl Robot {
         let (sender, answers) = channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                // The test harness also prints on this stream, even in front of a line.
+                // The test harness also prints to this stream, even in front of a line.
                 if let Some((_, answer)) = line.split_once(ANSWER) {
                     let _ = sender.send(answer.to_owned());
                 }
@@ -197,7 +197,7 @@ impl Robot {
         answer.unwrap_or_else(|_| panic!("{} does not answer to '{line}'", self.name))
     }
 
-    /// Repeats a command until the answer is this one.
+    /// Repeats a command until this is the answer.
     pub fn until(&mut self, line: &str, answer: &str) {
         let (began, mut said) = (Instant::now(), String::new());
         while began.elapsed() < SOON {
@@ -224,7 +224,7 @@ impl Drop for Robot {
     }
 }
 
-/// The main loop of a robot's process.
+/// Runs the main loop of a robot's process.
 pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
     let Ok(robot) = std::env::var("COORP_TEST_ROBOT") else {
         return;
@@ -279,7 +279,7 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
     }
 }
 
-/// Waits until all of these robots agree on which of them leads, and puts that one first. Mostly the first one up
+/// Waits until all of these robots agree on which of them leads, and puts that robot first. Usually the first one up
 /// leads, but on a busy machine any may.
 pub fn agreed(mut robots: Vec<Robot>) -> Vec<Robot> {
     let mut place = None;
@@ -308,7 +308,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// With a robot's keys from `keys`, or none, and trust in the authority of `fleet`; for links.
+    /// Returns a caller for links, with a robot's keys from `keys`, or none, that trusts the authority of `fleet`.
     pub fn new(fleet: &Fleet, keys: Option<(&Fleet, &str)>) -> Caller {
         Caller::with(client("coorp-control/1", fleet, keys))
     }
@@ -318,7 +318,7 @@ impl Caller {
         Caller::with(client("coorp-bulk/1", fleet, keys))
     }
 
-    /// Without keys, under a name.
+    /// Returns a caller without keys, under a name.
     pub fn claiming(name: &str) -> Caller {
         Caller::with(unsigned(name))
     }
@@ -382,7 +382,7 @@ impl Caller {
         })
     }
 
-    /// Sends a robot a control message: as a datagram, or over a stream. Whether it arrived is not known.
+    /// Sends a robot a control message: as a datagram, or over a stream. The caller does not learn whether it arrived.
     pub fn say(&self, team: &Team, robot: u16, message: &[u8], over_stream: bool) {
         let port = team.port(RobotId(robot)) + 2;
         let address = ([127, 0, 0, 1], port).into();
@@ -400,13 +400,13 @@ impl Caller {
             } else {
                 let _ = connection.send_datagram(message.to_vec().into());
             }
-            // Until it has gone, or been refused.
+            // Wait until it has left, or was refused.
             let _ = tokio::time::timeout(Duration::from_millis(100), connection.closed()).await;
         });
     }
 }
 
-/// A link, spoken over by hand.
+/// A link over which the test sends and reads frames directly.
 pub struct Link<'c> {
     runtime: &'c tokio::runtime::Runtime,
     connection: quinn::Connection,
@@ -425,7 +425,7 @@ impl Link<'_> {
         self.runtime.block_on(self.send.write_all(bytes)).is_ok()
     }
 
-    /// Announces nothing, and by that becomes present.
+    /// Sends an empty announcement, which makes the caller present.
     pub fn hello(&mut self, incarnation: u32) {
         let hello = wire::Hello {
             incarnation,
@@ -448,7 +448,7 @@ impl Link<'_> {
             .ok()?
     }
 
-    /// Hears until this finds something in a message.
+    /// Reads messages until `find` finds something in one.
     pub fn hear_until<T>(&mut self, find: impl Fn(failover::Message) -> Option<T>) -> T {
         let began = Instant::now();
         while began.elapsed() < SOON {
@@ -459,10 +459,10 @@ impl Link<'_> {
                 }
             }
         }
-        panic!("it is not said");
+        panic!("no such message arrived");
     }
 
-    /// Returns the leadership under which its beats reach this link.
+    /// Returns the leadership of the beats that reach this link.
     pub fn epoch(&mut self) -> Epoch {
         self.hear_until(|message| match message {
             failover::Message::Beat { epoch, .. } => Some(epoch),
@@ -477,7 +477,7 @@ impl Link<'_> {
     }
 }
 
-/// Returns the configuration of a client that claims a name, and takes any robot for any.
+/// Returns the configuration of a client that claims a name, and accepts any robot under any name.
 fn unsigned(name: &str) -> quinn::ClientConfig {
     use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
     use quinn::rustls::{crypto::ring, ClientConfig};

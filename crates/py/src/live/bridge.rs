@@ -1,6 +1,6 @@
 //! Spreads a reactor program over robots: `coorp_local`'s bridge over a node's control and bulk.
 //!
-//! Each robot has a control topic for the packets to it. Threads put what arrives where the bridge looks.
+//! Each robot has a control topic for the packets to it. Threads pass what arrives to the bridge.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -22,15 +22,15 @@ use super::{Node, Shared};
 use crate::graph::ReactorGraph;
 use crate::reactor::{optional, unrun, RunError};
 
-/// How often a thread looks whether it is to end.
+/// The interval at which a thread checks whether it has to end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How soon to offer bulk again that the bridge has no room for.
+/// Time until bulk for which the bridge has no room is offered again.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// Connects the federates of this robot to those of others.
 #[pyclass(frozen, module = "coorp._native")]
 pub struct Bridge {
-    /// Until it runs.
+    /// Its parts, until it runs.
     idle: Mutex<Option<(Local, NodeLink)>>,
     arrivals: BridgeArrivals,
 }
@@ -94,14 +94,14 @@ impl Bridge {
         })
     }
 
-    /// Blocks until the federates that it connects have come and gone, or [`Bridge::quit`].
+    /// Blocks until the federates that it connects have joined and left, or until [`Bridge::quit`].
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         let idle = lock(&self.idle).take();
         let (local, mut link) = idle.ok_or_else(|| RunError::new_err("a bridge runs once"))?;
         py.detach(|| local.run(&mut link)).map_err(|failure| unrun(&failure))
     }
 
-    /// Has `run` return. From any thread.
+    /// Makes `run` return. Any thread may call this.
     fn quit(&self) {
         self.arrivals.quit();
     }
@@ -130,7 +130,7 @@ impl NodeLink {
 
     fn publisher(&mut self, to: RobotId) -> Option<&Publisher> {
         if !self.publishers.contains_key(&to) {
-            // Without it the other robot is not heard, and counts as silent.
+            // Without a publisher, the other robot hears nothing, and counts as silent.
             let publisher = self.shared.with(|node| node.control_publisher(&topic(to), None)).ok()?;
             self.publishers.insert(to, publisher);
         }
@@ -157,7 +157,7 @@ impl Drop for NodeLink {
 impl Link for NodeLink {
     fn send(&mut self, to: RobotId, packet: &[u8]) {
         if let Some(publisher) = self.publisher(to) {
-            // A closed node sends nothing, and the others notice its silence.
+            // A closed node sends nothing, and the other robots notice its silence.
             let _ = publisher.put(packet);
         }
     }
@@ -170,7 +170,7 @@ impl Link for NodeLink {
         };
         match stream.finish() {
             Ok(delivery) => {
-                // If its thread is gone, so is the bridge.
+                // If the thread is gone, so is the bridge.
                 let _ = self.deliveries.send(delivery);
                 Ok(true)
             }

@@ -24,9 +24,9 @@ pub struct BulkStream {
 
 enum Stream {
     Open(bulk::BulkStream),
-    /// It is finished; holds its outcome.
+    /// The message is finished; holds its outcome.
     Finished(Arc<Outcome>),
-    /// A `with` block ended with an exception, so it is not sent.
+    /// A `with` block ended with an exception, so the message is not sent.
     Dropped,
 }
 
@@ -38,7 +38,7 @@ impl BulkStream {
         }
     }
 
-    /// Call it without the GIL: another thread may be writing.
+    /// Returns the outcome of a finished message. Call it without the GIL: another thread may be writing.
     fn finished(&self) -> PyResult<Arc<Outcome>> {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, Stream::Dropped) {
@@ -276,7 +276,7 @@ impl BulkMessage {
 
 #[pymethods]
 impl BulkMessage {
-    /// Not copied once it is read.
+    /// Takes the message; the bytes are not copied after reading.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u8>>> {
         let bytes = self.taken(py, "", bulk::BulkMessage::take)?;
         Ok(PyArray1::from_vec(py, bytes))

@@ -138,7 +138,7 @@ impl Message {
         self.message.age.map(|age| age.within.as_secs_f64())
     }
 
-    /// Copied once, on first access.
+    /// Returns the content, which is copied once, on first access.
     #[getter]
     fn data(&self, py: Python<'_>) -> Py<PyBytes> {
         let data = self

@@ -79,7 +79,7 @@ impl Gather {
         loop {
             self.shared.check()?;
             let left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()));
-            // On the waiting thread: it makes the list itself when it is due, which is faster than being woken.
+            // The waiting thread makes the list itself when it is due, which is faster than being woken.
             if let Some(table) = py.detach(|| self.gather.recv(Some(left.min(LOOK_EVERY)))) {
                 self.shared.check()?;
                 return self.names.states(py, table);
@@ -103,7 +103,8 @@ impl Gather {
         self.shared.waiting(self.coming())
     }
 
-    /// By robot: the number of lists on which a state was due, those without one, and the number of stale states.
+    /// Returns, by robot, the number of lists on which a state was due, the number of these without one, and the number
+    /// of stale states.
     fn updates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for (robot, updates) in self.gather.updates() {

@@ -230,7 +230,7 @@ impl Node {
 
     #[pyo3(signature = (port = 0))]
     fn serve_metrics(&self, py: Python<'_>, port: u16) -> PyResult<u16> {
-        // Stop any earlier server first, because it may use the same port.
+        // Stop an earlier server first, because it may use the same port.
         let before = lock(&self.shared.metrics).take();
         let metrics = py.detach(|| {
             drop(before);
@@ -275,7 +275,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Its threads never take the GIL, so it may be held while they end.
+        // The node's threads never take the GIL, so this may hold it while they end.
         self.shared.close();
     }
 }
@@ -289,7 +289,7 @@ fn failed(error: Error) -> PyErr {
     }
 }
 
-/// Returns a span of time, the argument `name`: a text with a unit, or a number of seconds.
+/// Parses a span of time, the argument `name`: a text with a unit, or a number of seconds.
 fn span(name: &str, given: &Bound<'_, PyAny>) -> PyResult<coorp_core::Duration> {
     if let Ok(text) = given.extract::<String>() {
         return coorp_team::duration(&text).map_err(|why| mend(format_args!("{name} = \"{text}\": {why}")));
