@@ -1,4 +1,4 @@
-//! Latencies between processes, of this library and of plain iceoryx2 in the same run.
+//! Measures latencies between processes, of this library and of plain iceoryx2 in the same run.
 //!
 //!     cargo run --release --manifest-path crates/local/peers/Cargo.toml [-- --quick]
 

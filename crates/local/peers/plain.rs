@@ -1,4 +1,4 @@
-//! Plain iceoryx2, as the benchmark's transport: publish-subscribe of slices, and an event to wait by.
+//! Plain iceoryx2, as the benchmark's transport: publish-subscribe of slices, and an event to wait on.
 
 use iceoryx2::port::listener::Listener;
 use iceoryx2::port::notifier::Notifier;
@@ -31,7 +31,7 @@ impl Plain {
         let name = format!("{}/{channel}", self.domain);
         let payloads = self.node.service_builder(&name.as_str().try_into().unwrap());
         let payloads = payloads.publish_subscribe::<[u8]>().user_header::<u64>();
-        // No more memory than what is used here, and nothing lost.
+        // Allocate only the memory used here, and lose nothing.
         let payloads = payloads
             .max_publishers(4)
             .max_subscribers(4)
@@ -48,7 +48,7 @@ struct Sender {
     publisher: Publisher<ipc::Service, [u8], u64>,
     notifier: Notifier<ipc::Service>,
     prepared: Option<SampleMut<ipc::Service, [u8], u64>>,
-    /// Nobody sleeps on a channel whose reader only spins.
+    /// Whether to notify the reader; a reader that only spins needs no notification.
     notify: bool,
     _events: EventFactory,
 }

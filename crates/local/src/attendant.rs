@@ -1,9 +1,9 @@
-//! One thread a process keeps it connected: it finds the host or becomes it, links senders with receivers, and notices who
-//! is gone. No payload waits for it.
+//! Keeps a process connected, on one thread: finds the host or becomes it, links senders with receivers, and notices
+//! which processes are gone. No payload waits for this thread.
 //!
-//! A process is gone when its socket closes or its pidfd becomes readable. Both are the kernel's doing, whatever ended the
-//! process; the pidfd also when a child that it forked still has the socket. Whoever finds the host's address free binds
-//! it and is the host; the kernel lets only one.
+//! A process is gone when its socket closes or its pidfd becomes readable. The kernel does both, whatever ended the
+//! process; the pidfd also works if a forked child still has the socket. A process that finds the host's address free
+//! binds it and becomes the host; the kernel allows only one.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,9 +29,9 @@ use crate::socket::{self, Packet};
 use crate::wire::{self, FromHost, Limit, Misunderstood, OnLink, Role, ToHost, VERSION};
 use crate::Error;
 
-/// How long to wait before the host is sought again: the first time, and at most.
+/// The wait before looking for the host again: the first time, and at most.
 const SEEK_PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
-/// How often idle memory is returned while there is some.
+/// The interval at which idle memory is returned while there is some.
 const TEND_PERIOD: Duration = Duration::from_millis(200);
 
 enum Endpoint {
@@ -45,7 +45,7 @@ enum Rendezvous {
         at: Instant,
         pause: Duration,
     },
-    /// Connected, and not yet welcomed.
+    /// Connected, but not welcomed yet.
     Greeting {
         host: OwnedFd,
     },
@@ -70,7 +70,7 @@ struct Link {
     socket: OwnedFd,
     death: Option<OwnedFd>,
     stage: Stage,
-    /// Whether nobody who opens the endpoint waits for it any more.
+    /// Whether the opener of the endpoint no longer waits for it.
     settled: bool,
 }
 
@@ -87,7 +87,7 @@ enum Token {
 
 pub(crate) struct Attendant {
     shared: Arc<Shared>,
-    /// What its memory is called in /proc.
+    /// The name of its memory in /proc.
     label: String,
     address: SocketAddrUnix,
     own_death: Option<OwnedFd>,
@@ -138,7 +138,7 @@ impl Attendant {
         }
     }
 
-    /// Sleeps until something happened or is due.
+    /// Sleeps until something happens or is due.
     fn wait(&self) -> Vec<Token> {
         let mut tokens = Vec::new();
         let mut descriptors = Vec::new();
@@ -255,7 +255,7 @@ impl Attendant {
                     String::new()
                 }
                 // Another process was faster.
-                Err(error) => format!("its address is taken, and nobody listens there yet ({error})"),
+                Err(error) => format!("its address is taken, but nobody listens there yet ({error})"),
             },
             Err(error) => format!("connecting failed: {error}"),
         };
@@ -329,7 +329,7 @@ impl Attendant {
                 self.shared.refuse(Error::OtherVersion { theirs, ours: VERSION });
                 self.seek_later("the domain runs another version");
             }
-            Err(Misunderstood::Garbled) => self.seek_later("its host sends garbage"),
+            Err(Misunderstood::Garbled) => self.seek_later("its host sends malformed packets"),
         }
     }
 
@@ -341,7 +341,7 @@ impl Attendant {
         };
     }
 
-    /// Tells a host, maybe a new one, all that this process has opened.
+    /// Tells a host, possibly a new one, everything that this process has opened.
     fn welcomed(&mut self) {
         if let Rendezvous::Greeting { host } = std::mem::replace(
             &mut self.rendezvous,
@@ -374,8 +374,8 @@ impl Attendant {
     fn tell_host(&mut self, message: &ToHost) {
         if let Rendezvous::Joined { host } = &self.rendezvous {
             if let Err(error) = socket::send(host.as_fd(), &wire::encode(message), &[]) {
-                // It will be told everything when it is found again.
-                self.lose_host(format!("its host takes nothing: {error}"));
+                // The next host will be told everything.
+                self.lose_host(format!("its host does not read: {error}"));
             }
         }
     }
@@ -406,8 +406,8 @@ impl Attendant {
     }
 
     fn introduced(&mut self, endpoint: EndpointId, peer: EndpointId, socket: OwnedFd) {
-        // A new host introduces again those that are linked. If the old one died between its words to one and to the other,
-        // the link is dead, and that may not have been noticed yet.
+        // A new host introduces linked endpoints again. If the old host died between its two introductions, the link is
+        // dead, which may not have been noticed yet.
         if let Some(id) = self.link_between(endpoint, peer) {
             self.hear_peer(id);
             if self.links.contains_key(&id) {
@@ -449,7 +449,7 @@ impl Attendant {
         let offer = wire::encode(&OnLink::Offer {
             pid: std::process::id(),
         });
-        // A peer that is gone already is noticed when its socket is read.
+        // If the peer is already gone, reading its socket shows that.
         let _ = socket::send(socket.as_fd(), &offer, &descriptors);
         Ok(ring)
     }
@@ -467,7 +467,7 @@ impl Attendant {
         }
     }
 
-    /// Takes the next step of a link's beginning. `None`: what the peer sent was none.
+    /// Takes the next step of setting up a link. `None`: the peer's packet was not the expected step.
     fn step(shared: &Shared, endpoints: &HashMap<EndpointId, Endpoint>, link: &mut Link, packet: Packet) -> Option<()> {
         let stage = std::mem::replace(&mut link.stage, Stage::Ready);
         match (wire::decode(&packet.bytes).ok()?, endpoints.get(&link.endpoint)?, stage) {
@@ -497,7 +497,7 @@ impl Attendant {
         Some(())
     }
 
-    /// The single clean-up after a peer: it died, closed its end, or broke the rules.
+    /// Cleans up after a peer that died, closed its end, or broke the rules. Nothing else does.
     fn peer_gone(&mut self, id: u64) {
         let Some(mut link) = self.links.remove(&id) else { return };
         match self.endpoints.get(&link.endpoint) {
@@ -508,7 +508,7 @@ impl Attendant {
         Self::settle(&self.shared, &mut link);
     }
 
-    /// The link is complete, or never will be. Wakes those who wait for it, or for a change.
+    /// Settles a link that is complete, or never will be. Wakes threads that wait for the link, or for a change.
     fn settle(shared: &Shared, link: &mut Link) {
         let first = !std::mem::replace(&mut link.settled, true);
         shared.linking(link.endpoint, if first { -1 } else { 0 });

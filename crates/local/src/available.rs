@@ -1,10 +1,10 @@
-//! How much memory can be allocated before the kernel would have to kill somebody.
+//! Estimates how much memory can be allocated before the kernel would have to kill a process.
 //!
-//! A memfd has no limit of its own: the kernel allocates for it until processes die. So a store asks before it grows.
+//! A memfd has no limit: the kernel allocates for it until processes die. So a store asks before it grows.
 
 use std::fs::read_to_string;
 
-/// What is left to everybody else.
+/// The bytes that are left to all other programs.
 const RESERVE_BYTES: u64 = 64 << 20;
 
 /// Returns the bytes that can be allocated now, as far as the system tells.
@@ -31,8 +31,8 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// Returns what the control group leaves (cgroup v2), if it has a limit. Memory that the kernel can take back counts as
-/// free.
+/// Returns the bytes that the control group still allows (cgroup v2), if it has a limit. Memory that the kernel can
+/// reclaim counts as free.
 fn group_bytes(cgroup: &str) -> Option<u64> {
     let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
     let read = |file| read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok();

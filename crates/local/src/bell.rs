@@ -1,10 +1,12 @@
 //! Waiting and waking: a pipe per endpoint, into which the processes at the other ends write.
 //!
-//! A bell is rung only for those who said that they sleep (in the ring), so a busy channel makes no system call.
+//! A bell is rung only for an endpoint that has noted in the ring that it sleeps, so a busy channel makes no system
+//! call.
 //!
-//! A pipe rather than an eventfd, since the kernel wakes its reader as one whose waker will soon sleep. It then prefers the
-//! waker's own core to an idle one, which on a virtual machine has to be woken through the hypervisor: 6 to 12 us instead
-//! of 13 to 28. All ends have the pipe open for both directions, so that writing to it never raises SIGPIPE.
+//! It is a pipe rather than an eventfd, because the kernel assumes that a pipe's writer will soon sleep. It then wakes
+//! the reader on the writer's own core instead of an idle one. On a virtual machine, an idle core has to be woken
+//! through the hypervisor: 13 to 28 us instead of 6 to 12. All ends have the pipe open for both directions, so that
+//! writing to it never raises SIGPIPE.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,7 +19,7 @@ use rustix::pipe::{pipe_with, PipeFlags};
 
 use crate::Error;
 
-/// How many bytes of rings are forgotten at once, and how often: all that a pipe has.
+/// The number of bytes of rings read at once, and the number of reads: together the capacity of a pipe.
 const RINGS_BYTES: usize = 4096;
 const READS_MAX: usize = 16;
 
@@ -34,19 +36,20 @@ impl Bell {
         let (read, _write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let path = format!("/proc/self/fd/{}", read.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        // Nothing may be mounted there.
+        // /proc may not be mounted.
         rustix::fs::open(path, flags, Mode::empty())
             .or_else(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))
     }
 
-    /// A bell that a peer sent. Reading or writing something else in its place harms only the peer.
+    /// Takes a bell that a peer sent. If it is something else, reading and writing it harms only the peer.
     pub fn of_peer(descriptor: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&descriptor, true)?;
         Ok(Self(descriptor))
     }
 
     pub fn ring(&self) {
-        // Full: it was rung before and nobody has looked. Other errors: the peer is gone, which its socket tells.
+        // If the pipe is full, it was rung before and not yet read. Other errors mean that the peer is gone, which its
+        // socket shows.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -89,13 +92,13 @@ pub(crate) fn wait_any(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>
     }
 }
 
-/// When so much time will have passed. Times beyond a program's life are as good as for ever.
+/// Returns the instant after this time. Times beyond a program's life are equivalent to forever.
 pub(crate) fn after(time: Duration) -> Instant {
     const LONGEST: Duration = Duration::from_secs(1 << 30);
     Instant::now() + time.min(LONGEST)
 }
 
-/// The longest time that `poll` takes is far beyond any that a program waits.
+/// Converts a time for `poll`, up to a maximum far beyond any time that a program waits.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     const SECONDS_MAX: u64 = 1 << 30;
     Timespec {

@@ -40,10 +40,10 @@ impl fmt::Debug for EndpointId {
     }
 }
 
-/// How a process joins.
+/// The options for joining a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DomainOptions {
-    /// How long joining, and opening a channel, may take.
+    /// Time limit for joining, and for opening a channel.
     pub timeout: Duration,
 }
 
@@ -64,11 +64,11 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Joins a domain. The first to join makes it.
+    /// Joins a domain. The first process to join creates it.
     ///
     /// # Errors
     ///
-    /// If the name is not one, another user or version has the domain, or its host does not answer in time.
+    /// If the name is invalid, another user or version has the domain, or its host does not answer in time.
     pub fn join(name: &str, options: DomainOptions) -> Result<Self, Error> {
         let name = Name::new(name)?;
         let address = socket::address(&name).map_err(|source| Error::System {
@@ -106,7 +106,7 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// If the name or the options are wrong, the domain is full, or its host does not answer in time.
+    /// If the name or the options are invalid, the domain is full, or its host does not answer in time.
     pub fn sender(&self, channel: &str, options: SenderOptions) -> Result<Sender, Error> {
         let id = EndpointId::random()?;
         let label = format!("{}/payloads", self.core.label);
@@ -129,7 +129,7 @@ impl Domain {
     }
 }
 
-/// What the attendant is asked to do.
+/// A request to the attendant.
 #[derive(Debug)]
 pub(crate) enum Command {
     OpenSender(Arc<Outgoing>),
@@ -144,23 +144,23 @@ pub(crate) enum Command {
 struct Opening {
     /// Whether the host has answered.
     answered: bool,
-    /// Peers whose link is not complete.
+    /// The number of peers whose links are not complete.
     linking: i64,
     error: Option<Error>,
 }
 
-/// What the attendant shows to the threads that wait for it.
+/// The state that the attendant shows to the threads that wait for it.
 #[derive(Debug, Default)]
 struct Board {
     joined: bool,
-    /// Why the domain cannot be joined, whatever the time.
+    /// The reason why the domain can never be joined.
     refusal: Option<Error>,
-    /// What is in the way now.
+    /// The current obstacle.
     problem: String,
     opening: HashMap<EndpointId, Opening>,
 }
 
-/// What the attendant shares with the process's other threads.
+/// The state that the attendant shares with the process's other threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub wake: Bell,
@@ -199,7 +199,7 @@ impl Shared {
         });
     }
 
-    /// The host has answered, or the endpoint cannot be opened.
+    /// Records that the host has answered, or that the endpoint cannot be opened.
     pub fn opened(&self, endpoint: EndpointId, error: Option<Error>) {
         self.change(|board| {
             if let Some(opening) = board.opening.get_mut(&endpoint) {
@@ -209,7 +209,7 @@ impl Shared {
         });
     }
 
-    /// There are so many more links of an endpoint that are not complete.
+    /// Adds `more` to the number of an endpoint's links that are not complete.
     pub fn linking(&self, endpoint: EndpointId, more: i64) {
         self.change(|board| {
             if let Some(opening) = board.opening.get_mut(&endpoint) {
@@ -218,7 +218,7 @@ impl Shared {
         });
     }
 
-    /// Waits until a look at the board gives something, or the time is over.
+    /// Waits until `look` finds something on the board, or the time is over.
     fn wait<T>(&self, deadline: Instant, mut look: impl FnMut(&mut Board) -> Option<T>) -> Option<T> {
         let mut board = lock(&self.board);
         loop {
@@ -239,7 +239,7 @@ pub(crate) struct Core {
     label: String,
     options: DomainOptions,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The process that joined. A child that it forks has no attendant.
+    /// The process that joined. A forked child has no attendant.
     process: u32,
 }
 
@@ -283,8 +283,8 @@ impl Core {
         }
     }
 
-    /// Has an endpoint opened, and waits until it is connected to its peers. A peer that does not answer, as one that is
-    /// stopped, is connected when it does.
+    /// Opens an endpoint, and waits until it is connected to its peers. A peer that does not answer, for example
+    /// because it is stopped, is connected later.
     fn open(&self, id: EndpointId, command: Command) -> Result<(), Error> {
         if self.is_forked() {
             return Err(Error::Forked);
@@ -318,12 +318,12 @@ impl Drop for Core {
     fn drop(&mut self) {
         let thread = lock(&self.thread).take();
         if self.is_forked() {
-            // The thread is the parent's.
+            // The thread belongs to the parent.
             std::mem::forget(thread);
             return;
         }
         self.shared.command(Command::Stop);
-        // A panic of the attendant has been printed.
+        // A panic of the attendant was already printed.
         let _ = thread.map(JoinHandle::join);
     }
 }

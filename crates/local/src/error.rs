@@ -1,11 +1,11 @@
-//! Errors: programs match the variant, people read the text, which says what to do if that is known.
+//! Errors: programs match the variant, and people read the text, which says what to do if that is known.
 
 use std::time::Duration;
 use std::{fmt, io};
 
 use crate::layout::{HEADER_BYTES_MAX, PARTS_MAX};
 
-/// Why a payload, a channel or a domain could not be had.
+/// The reason why a payload, a channel or a domain was not available.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,7 +13,7 @@ pub enum Error {
     Name {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: &'static str,
     },
     /// An option is out of its limits.
@@ -29,41 +29,41 @@ pub enum Error {
     TooManyParts(usize),
     /// A payload's header is too long.
     HeaderTooLong(usize),
-    /// A payload would not fit into its sender's store even if that were empty.
+    /// A payload would not fit into its sender's store even if the store were empty.
     TooLarge {
-        /// Of the payload, with its header and table.
+        /// The bytes of the payload, with its header and table.
         bytes: usize,
-        /// Of the store.
+        /// The bytes of the store.
         store_bytes: usize,
     },
-    /// The policy is to fail, or to drop the oldest, and everything is held by readers.
+    /// The policy is to fail, or to drop the oldest, but readers hold everything.
     Full {
         /// The channel.
         channel: String,
-        /// What is full.
+        /// The shortage.
         shortage: Shortage,
     },
-    /// The policy is to block, and the deadline passed first.
+    /// The policy is to block, but the deadline passed first.
     Deadline {
         /// The channel.
         channel: String,
-        /// How long it was waited.
+        /// The time waited.
         waited: Duration,
-        /// What was full.
+        /// The shortage at the end.
         shortage: Shortage,
     },
     /// The kernel has no memory for the payload.
     Memory {
-        /// How much was asked for.
+        /// The number of bytes requested.
         bytes: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The domain is in use by another version of this library.
     OtherVersion {
         /// The version of the process that was reached.
         theirs: u16,
-        /// The version of this one.
+        /// The version of this process.
         ours: u16,
     },
     /// The domain's name is in use by another user.
@@ -75,39 +75,39 @@ pub enum Error {
     },
     /// The other processes of the domain could not be reached in time.
     Unreachable {
-        /// How long it was tried.
+        /// The time spent trying.
         waited: Duration,
-        /// What was in the way.
+        /// The obstacle.
         problem: String,
     },
-    /// The domain has no room for another one of these.
+    /// The domain has no room for another of these.
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// The limit.
         limit: usize,
     },
-    /// A peer wrote what this version never writes. The connection to it was closed; others are not affected.
+    /// A peer wrote something that this version never writes. The connection to it was closed; others are not affected.
     Corrupt {
         /// The channel.
         channel: String,
         /// The peer's process.
         pid: u32,
-        /// What was wrong.
+        /// The problem.
         problem: &'static str,
     },
-    /// The process was forked since: the connections belong to its parent.
+    /// The process was forked after joining: the connections belong to its parent.
     Forked,
     /// The system refused.
     System {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// What there was not enough of.
+/// The resource that is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shortage {
@@ -144,7 +144,7 @@ impl Error {
         }
     }
 
-    /// Returns the same error, with a name for the channel that a person knows.
+    /// Returns the same error, with a name for the channel that users know.
     #[must_use]
     pub fn on_channel(mut self, name: &str) -> Self {
         if let Self::Full { channel, .. } | Self::Deadline { channel, .. } | Self::Corrupt { channel, .. } = &mut self {
@@ -171,7 +171,7 @@ impl fmt::Display for Shortage {
             Self::Store { bytes, used } => {
                 write!(
                     f,
-                    "the store has no room for {bytes} bytes ({used} in use); drop payloads sooner or enlarge it"
+                    "the store has no room for {bytes} bytes ({used} in use); drop payloads sooner or enlarge the store"
                 )
             }
             Self::Queue { pid } => write!(f, "the queue of process {pid} is full; receive faster or lengthen it"),
@@ -191,11 +191,11 @@ impl fmt::Display for Error {
             } => {
                 write!(f, "{setting} is {value}; choose a value from {least} to {most}")
             }
-            Self::TooManyParts(parts) => write!(f, "a payload of {parts} parts; join some, {PARTS_MAX} are allowed"),
+            Self::TooManyParts(parts) => write!(f, "a payload of {parts} parts; join some ({PARTS_MAX} are allowed)"),
             Self::HeaderTooLong(bytes) => {
                 write!(
                     f,
-                    "a header of {bytes} bytes; put what exceeds {HEADER_BYTES_MAX} into a part"
+                    "a header of {bytes} bytes; put the bytes beyond {HEADER_BYTES_MAX} into a part"
                 )
             }
             Self::TooLarge { bytes, store_bytes } => {
@@ -221,13 +221,13 @@ impl fmt::Display for Error {
             Self::OtherVersion { theirs, ours } => {
                 write!(
                     f,
-                    "the domain runs version {theirs} of coorp-local's protocol and this process {ours}; install one"
+                    "the domain runs version {theirs} of coorp-local's protocol, but this process runs {ours}; install one"
                 )
             }
             Self::Foreign { uid, pid } => {
                 write!(
                     f,
-                    "the domain's name is held by process {pid} of user {uid}; choose another name"
+                    "process {pid} of user {uid} uses the domain's name; choose another name"
                 )
             }
             Self::Unreachable { waited, problem } => {
@@ -237,7 +237,7 @@ impl fmt::Display for Error {
             Self::Corrupt { channel, pid, problem } => {
                 write!(
                     f,
-                    "channel {channel}: process {pid} wrote what no sound process does ({problem}); restart it"
+                    "channel {channel}: process {pid} broke the protocol ({problem}); restart it"
                 )
             }
             Self::Forked => write!(

@@ -1,18 +1,19 @@
-//! Decides who is introduced to whom. One process of a domain, the host, does this for all; it has no I/O here.
+//! Decides which endpoints are introduced to each other. One process of a domain, the host, does this for all. No I/O
+//! here.
 //!
-//! The host knows only what its members told it, and they tell it again to the next host. So its death costs nothing but
-//! the time that members need to find the next one, and no connection between members.
+//! The host knows only what its members have told it, and they repeat it to the next host. So the host's death costs
+//! only the time that members need to find the next one, and no connection between members.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::domain::EndpointId;
 use crate::wire::{Limit, Role};
 
-/// The most endpoints of one process.
+/// The maximum number of endpoints of one process.
 pub const ENDPOINTS_MAX: usize = 1024;
-/// The most receivers that a sender, or senders that a receiver, can have.
+/// The maximum number of receivers of a sender, and of senders of a receiver.
 pub const PEERS_MAX: usize = 256;
-/// The most processes of a domain.
+/// The maximum number of processes of a domain.
 pub const MEMBERS_MAX: usize = 256;
 
 /// A member's connection to the host.
@@ -34,7 +35,7 @@ impl Ends {
     }
 }
 
-/// What all members have opened.
+/// The endpoints that all members have opened.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
     channels: HashMap<String, Ends>,
@@ -43,7 +44,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Registers an endpoint, and returns the peers that it and they are to be introduced to.
+    /// Registers an endpoint, and returns the peers to introduce it to.
     pub fn open(
         &mut self,
         member: Member,
@@ -78,7 +79,7 @@ impl Directory {
         let Some(ends) = self.channels.get_mut(&channel) else {
             return;
         };
-        // Another member may have opened it by the same id since, as an impostor would.
+        // Another member, such as an impostor, may have opened an endpoint with the same id since.
         let own = ends.of(role).0;
         if own.get(&endpoint) == Some(&member) {
             own.remove(&endpoint);
@@ -120,7 +121,7 @@ mod tests {
             directory.open(a, id(5), Role::Receiver, "x"),
             Ok(vec![(a, id(1)), (a, id(4))])
         );
-        // Told twice, it is known already.
+        // The host is told twice, and already knows it.
         assert_eq!(directory.open(a, id(5), Role::Receiver, "x"), Ok(vec![]));
     }
 

@@ -12,9 +12,9 @@ use crate::host::{Directory, Member, MEMBERS_MAX};
 use crate::socket::{self, Packet};
 use crate::wire::{self, FromHost, Misunderstood, Role, ToHost};
 
-/// Packets taken from one member before the others have their turn.
+/// The number of packets taken from one member before the others have their turn.
 const BURST: usize = 64;
-/// How long to wait for descriptors when there are none for another member.
+/// The wait for descriptors if there are none for another member.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ struct Connection {
     death: Option<OwnedFd>,
 }
 
-/// What the host of a domain has besides what every member has.
+/// The additional state of a domain's host.
 #[derive(Debug)]
 pub(crate) struct Hosting {
     listener: OwnedFd,
@@ -47,7 +47,7 @@ impl Hosting {
         self.listener.as_fd()
     }
 
-    /// Returns every descriptor that tells about a member.
+    /// Returns every descriptor that shows something about a member.
     pub fn descriptors(&self) -> impl Iterator<Item = (Member, BorrowedFd<'_>, bool)> {
         self.connections.iter().flat_map(|(&member, connection)| {
             let death = connection.death.as_ref().map(|death| (member, death.as_fd(), true));
@@ -55,13 +55,14 @@ impl Hosting {
         })
     }
 
-    /// Accepts whoever knocks, if of the same user.
+    /// Accepts new connections of the same user.
     pub fn accept(&mut self) {
         loop {
             let socket = match socket::accept(self.listener.as_fd()) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
-                // No descriptors are left. Who knocks is still there, so it would be tried again at once.
+                // No descriptors are left. The connection still waits, so without a pause this would be retried at
+                // once.
                 Err(_) => return std::thread::sleep(ACCEPT_PAUSE),
             };
             if socket::peer(socket.as_fd()).map(|(_, uid)| uid) != Ok(geteuid().as_raw()) {
@@ -77,7 +78,7 @@ impl Hosting {
         }
     }
 
-    /// Reads what a member says.
+    /// Reads a member's packets.
     pub fn read(&mut self, member: Member) {
         for _ in 0..BURST {
             let Some(connection) = self.connections.get(&member) else {
@@ -91,7 +92,7 @@ impl Hosting {
         }
     }
 
-    /// The single clean-up after a member, however it went.
+    /// Cleans up after a member that is gone for any reason. Nothing else does.
     pub fn gone(&mut self, member: Member) {
         self.connections.remove(&member);
         self.directory.member_gone(member);
@@ -112,7 +113,7 @@ impl Hosting {
             }) => self.open(member, endpoint, role, &channel),
             Ok(ToHost::Close { endpoint }) => self.directory.close(member, endpoint),
             Err(Misunderstood::OtherVersion(_)) => {
-                // Says which version this is.
+                // This says which version the host has.
                 self.tell(member, &FromHost::Welcome, None);
                 self.gone(member);
             }
@@ -142,7 +143,8 @@ impl Hosting {
         }
     }
 
-    /// A member that does not read, as one that is stopped, is cut off before it fills the host's memory. It comes back.
+    /// Sends a message to a member. A member that does not read, for example because it is stopped, is cut off before
+    /// it fills the host's memory. It reconnects later.
     fn tell(&mut self, member: Member, message: &FromHost, descriptor: Option<OwnedFd>) {
         let Some(connection) = self.connections.get(&member) else {
             return;

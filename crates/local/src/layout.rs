@@ -1,4 +1,4 @@
-//! How a payload lies in memory: a table, the header, the parts.
+//! The layout of a payload in memory: a table, the header, the parts.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -15,9 +15,9 @@ use crate::memory::View;
 use crate::store::UNIT_BYTES;
 use crate::Error;
 
-/// The most parts of a payload.
+/// The maximum number of parts of a payload.
 pub const PARTS_MAX: usize = 1024;
-/// The longest header of a payload.
+/// The maximum length of a payload's header, bytes.
 pub const HEADER_BYTES_MAX: usize = 1 << 20;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"cpl\x01");
@@ -29,7 +29,7 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(word).ok()
 }
 
-/// Returns the bytes that a payload needs, or why it cannot be.
+/// Returns the bytes that a payload needs, or the error if it is not allowed.
 pub(crate) fn bytes_needed(header: usize, parts: &[usize]) -> Result<usize, Error> {
     if parts.len() > PARTS_MAX {
         return Err(Error::TooManyParts(parts.len()));
@@ -47,7 +47,7 @@ pub(crate) fn bytes_needed(header: usize, parts: &[usize]) -> Result<usize, Erro
     })
 }
 
-/// Writes the table of a payload for which [`bytes_needed`] was asked.
+/// Writes the table of a payload whose size [`bytes_needed`] has given.
 pub(crate) fn write_table(payload: &mut [u8], header: usize, parts: &[usize]) {
     payload[..4].copy_from_slice(&MAGIC.to_le_bytes());
     payload[4..8].copy_from_slice(&(parts.len() as u32).to_le_bytes());
@@ -61,14 +61,14 @@ pub(crate) fn write_table(payload: &mut [u8], header: usize, parts: &[usize]) {
     }
 }
 
-/// Makes the header of a payload no longer than this.
+/// Shortens the header of a payload to at most this length.
 pub(crate) fn truncate_header(payload: &mut [u8], header: usize) {
     if word(payload, 8).is_some_and(|length| header < length) {
         payload[8..16].copy_from_slice(&(header as u64).to_le_bytes());
     }
 }
 
-/// What the table's fixed part says.
+/// The content of the table's fixed part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub header: usize,
@@ -85,13 +85,13 @@ impl Shape {
         (magic == MAGIC && parts <= PARTS_MAX && header <= HEADER_BYTES_MAX).then_some(Self { header, parts })
     }
 
-    /// Returns where the header lies.
+    /// Returns the header's offset and length.
     #[inline]
     pub fn header(self) -> (usize, usize) {
         (FIXED_BYTES + self.parts * PART_BYTES, self.header)
     }
 
-    /// Returns where a part lies, by the table in the payload's first bytes.
+    /// Returns a part's offset and length, from the table in the payload's first bytes.
     #[inline]
     pub fn part(self, table: &[u8], index: usize) -> Option<(usize, usize)> {
         if index >= self.parts {
@@ -154,7 +154,7 @@ mod tests {
             prop_assert_eq!(end, bytes);
         }
 
-        /// Whatever a broken process writes is an error, or a payload within the memory.
+        /// Anything that a broken process writes is an error, or a payload within the memory.
         #[test]
         fn no_table_points_outside(table in prop::collection::vec(any::<u8>(), 16..200), sound in any::<bool>(), at: usize) {
             let mut table = table;

@@ -1,4 +1,4 @@
-//! Inside one robot: payloads of any size from process to process without a copy (Kwok, section IV-C).
+//! Moves payloads of any size between the processes of one robot, without a copy (Kwok, section IV-C).
 //!
 //! ```
 //! use coorp_local::{Domain, DomainOptions, ReceiverOptions, SenderOptions};
@@ -21,19 +21,20 @@
 //! ```
 //!
 //! A **domain** is the processes of one application, of one user, in one network namespace of one machine. They send over
-//! named **channels**: every receiver of a channel gets every payload of every sender. Processes come and go as they like;
-//! a channel has no history.
+//! named **channels**: every receiver of a channel gets every payload of every sender. Processes may come and go at any
+//! time; a channel has no history.
 //!
-//! A **payload** is a header and parts, in its sender's memory. Readers see it read-only. The sender may write there again
-//! when the last reader has dropped it, or was killed. All memory is memfds and all sockets are abstract: there is no
-//! file, so nothing remains of processes that were killed, not even of the last one
+//! A **payload** is a header and parts, in its sender's memory. Readers see it read-only. The sender may write there
+//! again when the last reader has dropped the payload, or was killed. All memory is in memfds and all sockets are
+//! abstract: there is no file, so nothing remains of killed processes, not even of the last one
 //! (`docs/decisions/0019-memory-without-files.md`).
 //!
-//! [`run`] is the second storey: programs of reactors in logical time, whose values travel this way.
+//! [`run`] builds on this: programs of reactors in logical time, whose values travel this way.
 //!
-//! Begin at `domain.rs`. `sender.rs` and `receiver.rs` are what users hold, `outbox.rs` decides what a sender may use
-//! again, `ring.rs` is what a sender and a receiver share, `layout.rs` how a payload lies in memory. `attendant.rs` connects
-//! processes and notices who is gone; `host.rs` decides who is introduced to whom. All unsafe code is in `memory.rs`.
+//! Begin at `domain.rs`. `sender.rs` and `receiver.rs` are the handles of users. `outbox.rs` decides which memory a
+//! sender may reuse, `ring.rs` is the memory that a sender and a receiver share, and `layout.rs` is the layout of a
+//! payload. `attendant.rs` connects processes and notices which are gone; `host.rs` decides which endpoints are
+//! introduced to each other. All unsafe code is in `memory.rs`.
 //!
 //! Left out: other systems than Linux 5.3; payloads between users, or between containers that do not share a network
 //! namespace; history for receivers that come late.

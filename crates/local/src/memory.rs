@@ -1,16 +1,17 @@
-//! Shared memory without a name: sealed memfds, and what may be read and written in them.
+//! Shared memory without a name: sealed memfds, and the rules for reading and writing them.
 //!
 //! A memfd has no path. The kernel frees it with its last descriptor and mapping, whatever kills the processes that had
-//! them, so nothing is ever left behind. Its size is sealed before anybody else sees it: no process can shrink it under
-//! another's mapping. What is written was allocated before ([`Arena::commit`]), so exhaustion is an error and not a SIGBUS.
+//! them, so nothing is ever left behind. Its size is sealed before any other process sees it: no process can shrink it
+//! under another's mapping. Memory is allocated before it is written ([`Arena::commit`]), so exhaustion is an error and
+//! not a SIGBUS.
 //!
 //! Contains unsafe code: memory that other processes see cannot be expressed otherwise. Every access is checked against
-//! the mapping's length here. What other modules must keep:
+//! the mapping's length here. Other modules must keep these rules:
 //!
 //! - A [`Claim`] is the only right to write its bytes; `ranges` hands out claims that do not overlap.
-//! - Claimed bytes are read by [`Arena::bytes`] only after the claim lies with the outbox, for a reference to them.
-//! - A reader's [`View`] is read only where its writer has promised not to write, until the reader gives the bytes back.
-//!   This promise is kept by the peer's process, which runs this crate under the same user.
+//! - [`Arena::bytes`] reads claimed bytes only after the outbox has the claim, for a reference to them.
+//! - A reader's [`View`] is read only where its writer has promised not to write, until the reader gives the bytes
+//!   back. The peer's process, which runs this crate under the same user, keeps this promise.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -35,7 +36,7 @@ fn sealed(name: &str, bytes: usize) -> io::Result<OwnedFd> {
 
 /// Returns the size of a peer's memory, or why it cannot be mapped safely.
 fn sealed_bytes(memory: BorrowedFd<'_>, bytes_max: u64) -> Result<usize, &'static str> {
-    // Anything but a memfd has no seals.
+    // Only a memfd has seals.
     let seals = fs::fcntl_get_seals(memory).map_err(|_| "what was offered is not shared memory")?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err("the memory offered can be shrunk by others");
@@ -77,7 +78,7 @@ impl Words {
         ))
     }
 
-    /// Maps a peer's words, `bytes_max` at most.
+    /// Maps a peer's words, at most `bytes_max` bytes.
     pub fn open(memory: &OwnedFd, bytes_max: usize) -> Result<Self, &'static str> {
         let bytes = sealed_bytes(memory.as_fd(), bytes_max as u64)?;
         let map = MmapOptions::new()
@@ -93,7 +94,7 @@ impl Words {
 
     /// # Panics
     ///
-    /// If there is no such word, as for a slice.
+    /// If there is no such word, like indexing a slice.
     #[inline]
     pub fn at(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len(), "word {index} of {}", self.len());
@@ -103,7 +104,7 @@ impl Words {
     }
 }
 
-/// The memory that a sender's payloads lie in: mapped to be written, and allocated piece by piece.
+/// The memory of a sender's payloads: mapped for writing, and allocated piece by piece.
 #[derive(Debug)]
 pub(crate) struct Arena {
     map: MmapRaw,
@@ -111,7 +112,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Reserves addresses, and no memory.
+    /// Reserves addresses, but no memory.
     pub fn reserve(name: &str, bytes: usize) -> io::Result<Self> {
         let memory = sealed(name, bytes)?;
         Ok(Self {
@@ -120,7 +121,7 @@ impl Arena {
         })
     }
 
-    /// Returns a descriptor for readers, by which the memory cannot be mapped for writing.
+    /// Returns a descriptor for readers, which does not allow mapping the memory for writing.
     pub fn read_only(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.memory.as_raw_fd());
@@ -138,7 +139,7 @@ impl Arena {
         Ok(fs::fallocate(&self.memory, flags, offset as u64, bytes as u64)?)
     }
 
-    /// Returns the bytes of a claim. They hold what an earlier payload left there.
+    /// Returns the bytes of a claim. They contain data of an earlier payload.
     pub fn bytes_mut<'a>(&'a self, claim: &'a mut Claim) -> &'a mut [u8] {
         let (start, length) = (claim.start(), claim.len());
         assert!(
@@ -157,20 +158,20 @@ impl Arena {
         if start.checked_add(length)? > self.map.len() {
             return None;
         }
-        // SAFETY: The range lies in the mapping, which `self` keeps. Its claim lies with the outbox for references, of which
+        // SAFETY: The range lies in the mapping, which `self` keeps. The outbox has its claim for references, of which
         // the caller has one. So nobody has the claim to write there until that reference ends.
         Some(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(start), length) })
     }
 }
 
-/// The same memory in a reader: read only.
+/// The same memory in a reader, read-only.
 #[derive(Debug)]
 pub(crate) struct View {
     map: MmapRaw,
 }
 
 impl View {
-    /// Maps a peer's arena, `bytes_max` at most.
+    /// Maps a peer's arena, at most `bytes_max` bytes.
     pub fn open(memory: &OwnedFd, bytes_max: u64) -> Result<Self, &'static str> {
         let bytes = sealed_bytes(memory.as_fd(), bytes_max)?;
         let map = MmapOptions::new()

@@ -1,9 +1,9 @@
-//! Decides who holds which payload of one sender, and what makes room. No I/O but on the rings.
+//! Tracks which readers hold which payloads of one sender, and decides what makes room. No I/O except on the rings.
 //!
 //! Only this table counts references, and only its process sees it. A reference is made before its entry enters a
 //! reader's queue. It ends in one of three ways: the reader released the slot, the sender took the entry back, or the
-//! reader is gone, and with it all that it held ([`Outbox::reader_gone`], which may be called any number of times).
-//! The sender's process may have references of its own ([`Outbox::keep`]), made before the payload is sent.
+//! reader is gone, with everything that it held ([`Outbox::reader_gone`], which may be called any number of times). The
+//! sender's process may also have references ([`Outbox::keep`]), made before the payload is sent.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{EndpointId, Error};
 /// A payload in readers' hands or queues, or kept by the sender's process.
 #[derive(Debug)]
 struct Chunk {
-    /// With its loan until that ends; the loan is one of the references then.
+    /// The claim; `None` while the loan has it, which then is one of the references.
     claim: Option<Claim>,
     references: usize,
 }
@@ -27,11 +27,11 @@ struct Chunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkId(usize);
 
-/// What a slot refers to.
+/// The payload that a slot refers to.
 #[derive(Debug, Clone, Copy)]
 struct Reference {
     chunk: usize,
-    /// Counts the payloads sent, to find the oldest of several readers.
+    /// The payload's number, to find the oldest one across several readers.
     number: u64,
 }
 
@@ -42,15 +42,15 @@ pub(crate) struct Reader {
     pid: u32,
     ring: Ring,
     bell: Bell,
-    /// Entries ever put.
+    /// The number of entries ever put.
     tail: u64,
-    /// Entries taken, when it was last looked.
+    /// The number of entries taken, at the last check.
     head: u64,
     /// The slot of each entry of the queue.
     queued: Box<[u16]>,
     slots: Box<[Option<Reference>]>,
     vacant: Vec<u16>,
-    /// Whether something was put since it was last looked whether the reader sleeps.
+    /// Whether something was put since the last check for a sleeping reader.
     is_unaware: bool,
 }
 
@@ -80,7 +80,7 @@ impl Reader {
         self.tail.saturating_sub(self.head) >= self.queued.len() as u64
     }
 
-    /// Returns why this reader can be sent nothing now.
+    /// Returns the shortage that keeps this reader from being sent anything now, if any.
     fn shortage(&mut self) -> Option<Shortage> {
         if self.queue_full() {
             Some(Shortage::Queue { pid: self.pid })
@@ -100,7 +100,7 @@ impl Reader {
         self.slots[usize::from(slot)].map(|reference| reference.number)
     }
 
-    /// Takes the oldest entry back, and returns its slot's reference. The reader may be faster.
+    /// Takes the oldest entry back, and returns its slot's reference; `None` if the reader was faster.
     fn take_back(&mut self) -> Option<Reference> {
         let head = self.ring.head();
         if head >= self.tail || !self.ring.take_at(head) {
@@ -111,7 +111,7 @@ impl Reader {
         self.slots[usize::from(slot)].take()
     }
 
-    /// Ends the references that came back. Returns whether all of it made sense.
+    /// Ends the references that the reader has returned. Returns whether all of them were valid.
     fn reclaim(&mut self, mut ended: impl FnMut(Reference)) -> bool {
         let Self {
             ring, slots, vacant, ..
@@ -162,7 +162,7 @@ impl Outbox {
         self.readers.len()
     }
 
-    /// Returns how many queued payloads were dropped, each for one reader.
+    /// Returns the number of queued payloads that were dropped, counted per reader.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -179,7 +179,7 @@ impl Outbox {
         self.readers.push(reader);
     }
 
-    /// The single clean-up after a reader, however it went.
+    /// Cleans up after a reader that is gone for any reason. Nothing else does.
     pub fn reader_gone(&mut self, id: EndpointId) {
         while let Some(index) = self.readers.iter().position(|reader| reader.id == id) {
             let reader = self.readers.swap_remove(index);
@@ -189,7 +189,8 @@ impl Outbox {
         }
     }
 
-    /// Ends what readers have released. Returns the readers that were cut off because they wrote nonsense.
+    /// Ends the references that readers have released. Returns the readers that were cut off because they broke the
+    /// protocol.
     pub fn reclaim(&mut self) -> Vec<(EndpointId, u32)> {
         let mut corrupt = Vec::new();
         let Self {
@@ -219,7 +220,7 @@ impl Outbox {
         }))
     }
 
-    /// Ends a claim that was not sent. Returns whether the sender is to be woken.
+    /// Ends a claim that was not sent. Returns whether to wake the sender.
     pub fn give_back(&mut self, claim: Claim, kept: Option<ChunkId>) -> bool {
         match kept {
             Some(chunk) => {
@@ -231,7 +232,7 @@ impl Outbox {
         std::mem::take(&mut self.waits)
     }
 
-    /// Makes a reference of this process to a loan's memory, which outlasts the loan.
+    /// Adds a reference of this process to a loan's memory, which outlasts the loan.
     pub fn keep(&mut self, loaned: Option<ChunkId>) -> ChunkId {
         let chunk = loaned.unwrap_or_else(|| {
             ChunkId(self.insert(Chunk {
@@ -243,24 +244,24 @@ impl Outbox {
         chunk
     }
 
-    /// Ends a reference of this process. Returns whether the sender is to be woken.
+    /// Ends a reference of this process. Returns whether to wake the sender.
     pub fn end_kept(&mut self, chunk: ChunkId) -> bool {
         self.end(chunk.0);
         std::mem::take(&mut self.waits)
     }
 
-    /// Returns whether nobody can write to a payload any more that this process keeps.
+    /// Returns whether nobody can write any more to a payload that this process keeps.
     pub fn is_final(&mut self, chunk: ChunkId) -> bool {
         self.chunk_mut(chunk.0).claim.is_some()
     }
 
-    /// Returns what keeps a payload from being sent to every reader.
+    /// Returns the shortage that keeps a payload from being sent to every reader, if any.
     pub fn shortage(&mut self) -> Option<Shortage> {
         self.readers.iter_mut().find_map(Reader::shortage)
     }
 
-    /// Sends a payload to every reader, and returns how many. There is room, [`Outbox::shortage`] said so. Readers that sleep
-    /// do so until [`Outbox::wake`].
+    /// Sends a payload to every reader, and returns the number of readers. [`Outbox::shortage`] must have found none.
+    /// Sleeping readers sleep until [`Outbox::wake`].
     pub fn send(&mut self, claim: Claim, kept: Option<ChunkId>) -> usize {
         let references = self.readers.len();
         let offset = claim.start() as u64;
@@ -288,7 +289,7 @@ impl Outbox {
             let slot = reader
                 .vacant
                 .pop()
-                .expect("a payload is sent only where `shortage` found a slot");
+                .expect("a payload is sent only if `shortage` found a slot");
             reader.slots[usize::from(slot)] = Some(reference);
             let length = reader.queued.len() as u64;
             reader.queued[(reader.tail % length) as usize] = slot;
@@ -299,7 +300,7 @@ impl Outbox {
         references
     }
 
-    /// Wakes the readers that sleep and were sent something since.
+    /// Wakes the sleeping readers that were sent something in the meantime.
     pub fn wake(&mut self) {
         let unaware = self.readers.iter_mut().filter(|reader| reader.is_unaware);
         for reader in unaware {
@@ -323,14 +324,14 @@ impl Outbox {
         self.chunks[index].as_mut().expect("a reference keeps its payload")
     }
 
-    /// Takes a kept payload's memory from its loan, for so many references more.
+    /// Takes a kept payload's memory from its loan, for `references` more references.
     fn hand_over(&mut self, claim: Claim, chunk: ChunkId, references: usize) {
         let chunk = self.chunk_mut(chunk.0);
         chunk.claim = Some(claim);
         chunk.references += references;
     }
 
-    /// Drops the oldest payload that stands in the way. Returns whether there was one.
+    /// Drops the oldest payload that causes the shortage. Returns whether there was one.
     pub fn drop_oldest(&mut self, shortage: Shortage) -> bool {
         let everywhere = matches!(shortage, Shortage::Store { .. });
         let candidates = self.readers.iter_mut().filter_map(|reader| {
@@ -341,7 +342,7 @@ impl Outbox {
         });
         let oldest = candidates.min_by_key(|(number, _)| *number);
         let Some((_, reader)) = oldest else { return false };
-        // If the reader was faster, there may be room as well.
+        // If the reader was faster, there may be room, too.
         if let Some(reference) = reader.take_back() {
             self.dropped += 1;
             self.end(reference.chunk);
@@ -349,13 +350,13 @@ impl Outbox {
         true
     }
 
-    /// Asks every reader, and who drops something in this process, to ring when there is room.
+    /// Asks every reader, and every drop in this process, to ring when there is room.
     pub fn wait_for_room(&mut self) {
         self.waits = true;
         self.readers.iter().for_each(|reader| reader.ring.sender_waits());
     }
 
-    /// Returns idle memory to the kernel. Returns whether it is to be called again some time later.
+    /// Returns idle memory to the kernel. Returns whether to call this again later.
     pub fn tend(&mut self) -> bool {
         self.store.trim();
         self.store.used_bytes() > 0
@@ -366,7 +367,7 @@ impl Outbox {
     }
 }
 
-/// Ends one reference, and with the last one the payload.
+/// Ends one reference; the last one ends the payload.
 fn end(chunks: &mut [Option<Chunk>], vacant: &mut Vec<usize>, store: &mut Store, index: usize) {
     let chunk = chunks[index].as_mut().expect("a reference keeps its payload");
     chunk.references -= 1;

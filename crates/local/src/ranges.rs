@@ -1,16 +1,17 @@
-//! Decides where in an arena a payload lies: first fit, lowest address first.
+//! Decides the place of a payload in an arena: first fit, lowest address first.
 //!
-//! Low addresses are used again first, so a steady stream stays on pages that every process has mapped already. Only the
-//! sender knows these tables; no other process can damage them, and nothing in them must survive anybody's death.
+//! Low addresses are reused first, so a steady stream stays on pages that every process has already mapped. Only the
+//! sender knows these tables; no other process can damage them, and nothing in them must survive the death of a
+//! process.
 
 use std::collections::BTreeMap;
 
-/// The right to a range, until it is returned. Not to be cloned: two claims never overlap.
+/// The right to a range, until it is returned. It must not be cloned: two claims never overlap.
 #[derive(Debug)]
 pub(crate) struct Claim {
     start: usize,
     len: usize,
-    /// What the allocator set aside, which the alignment may have made larger.
+    /// The bytes that the allocator set aside, which may be more because of the alignment.
     whole: usize,
 }
 
@@ -34,7 +35,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Returns all of `first..end` is free. `first` must have the largest alignment that will be claimed.
+    /// Creates an allocator for `first..end`, all free. `first` must have the largest alignment that will be claimed.
     pub fn new(first: usize, end: usize) -> Self {
         assert!(first < end, "an arena of {first}..{end}");
         Self {
@@ -45,7 +46,7 @@ impl Ranges {
         }
     }
 
-    /// Claims `len` bytes that start and end at a multiple of `unit`, or nothing if no free range is as large.
+    /// Claims `len` bytes that start and end at a multiple of `unit`; `None` if no free range is large enough.
     pub fn claim(&mut self, len: usize, unit: usize) -> Option<Claim> {
         let whole = len.max(1).checked_next_multiple_of(unit)?;
         let (&start, &room) = self.free.iter().find(|&(_, &room)| room >= whole)?;
@@ -81,17 +82,17 @@ impl Ranges {
         self.free.insert(start, length);
     }
 
-    /// Returns the bytes claimed, with what alignment added.
+    /// Returns the bytes claimed, including those added by alignment.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Returns whether the range is one of these, and not of another allocator's.
+    /// Returns whether the range belongs to this allocator.
     pub fn owns(&self, claim: &Claim) -> bool {
         (self.first..self.end).contains(&claim.start)
     }
 
-    /// Free ranges, highest first.
+    /// Returns the free ranges, highest first.
     pub fn free_from_the_top(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.free.iter().rev().map(|(&start, &length)| (start, length))
     }
@@ -103,7 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Claims never overlap, nothing is lost, and in the end everything is one free range again.
+        /// Claims never overlap, nothing is lost, and at the end everything is one free range again.
         #[test]
         fn claims_are_disjoint_and_all_comes_back(steps in prop::collection::vec((0_usize..5000, 0_usize..16), 1..300)) {
             let mut ranges = Ranges::new(4096, 4096 + 65536);

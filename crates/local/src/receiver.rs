@@ -1,4 +1,4 @@
-//! The reading end of a channel: payloads of all its senders, and waiting for them.
+//! The reading end of a channel: receives payloads of all its senders, and waits for them.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,15 +15,16 @@ use crate::ring::{Entry, Ring};
 use crate::sync::lock;
 use crate::Error;
 
-/// The longest spin; whoever waits longer is better off asleep.
+/// The longest spin; for longer waits, sleeping is better.
 const SPIN_US_MAX: u64 = 100_000;
 
-/// How a receiver waits.
+/// The options of a receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiverOptions {
-    /// How long it looks again and again before it sleeps. A payload that comes meanwhile is received within a microsecond;
-    /// waking takes tens, and two processes that answer each other need a spin of twice that to stay awake. It spins only
-    /// if the last wait was no longer than this, so a receiver at 30 Hz sleeps at once and costs no CPU time.
+    /// The time for which it polls before it sleeps. A payload that comes meanwhile is received within a microsecond.
+    /// Waking takes tens of microseconds, and two processes that answer each other need a spin of twice that to stay
+    /// awake. It spins only if the last wait was no longer than this, so a receiver at 30 Hz sleeps at once and costs
+    /// no CPU time.
     pub spin: Duration,
 }
 
@@ -48,18 +49,18 @@ impl ReceiverOptions {
     }
 }
 
-/// A sender, as a receiver sees it. Lives until the last payload received from it is dropped.
+/// A sender, as a receiver sees it. Exists until the last payload received from it is dropped.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub id: EndpointId,
     pub pid: u32,
     ring: Ring,
     view: View,
-    /// The sender's, rung when it waits for room.
+    /// The sender's bell, rung if the sender waits for room.
     room: Bell,
-    /// Whether the sender is gone, and what it queued is the last.
+    /// Whether the sender is gone, so that no more payloads follow the queued ones.
     gone: AtomicBool,
-    /// This process, for a child that was forked from it must not give back what is not its own.
+    /// This process; a forked child must not give back its parent's payloads.
     process: u32,
 }
 
@@ -90,7 +91,7 @@ impl Source {
     }
 }
 
-/// What the receiver and the attendant share.
+/// The state that the receiver and the attendant share.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub id: EndpointId,
@@ -119,7 +120,8 @@ impl Incoming {
         self.changed();
     }
 
-    /// Marks a sender as gone. What it queued can still be received. May be called for senders that are gone already.
+    /// Marks a sender as gone. Its queued payloads can still be received. May be called for senders that are already
+    /// gone.
     pub fn sender_gone(&self, sender: EndpointId) {
         for source in lock(&self.sources).iter().filter(|source| source.id == sender) {
             source.gone.store(true, SeqCst);
@@ -139,7 +141,8 @@ impl Incoming {
 
 /// Receives the payloads of every sender of a channel. A channel may have many receivers, and each receives all.
 ///
-/// A sender that is gone is forgotten, and its memory unmapped, when the receiver is next used and has its last payload.
+/// A sender that is gone is forgotten, and its memory unmapped, once the receiver is used after taking its last
+/// payload.
 #[derive(Debug)]
 pub struct Receiver {
     incoming: Arc<Incoming>,
@@ -154,8 +157,8 @@ pub struct Receiver {
 
 /// A received payload: a read-only view of the sender's memory.
 ///
-/// The sender may use the memory again once every reader has dropped it, from any thread and in any order. It stays
-/// readable if the sender has ended.
+/// The sender may use the memory again once every reader has dropped the payload, from any thread and in any order. The
+/// payload stays readable if the sender has ended.
 pub struct Payload {
     source: Arc<Source>,
     slot: u16,
@@ -176,12 +179,12 @@ impl Receiver {
         }
     }
 
-    /// Returns the next payload if there is one. Each sender's come in its order; senders take turns.
+    /// Returns the next payload, if there is one. Each sender's payloads come in order; senders take turns.
     ///
     /// # Errors
     ///
-    /// If a sender wrote nonsense: it is cut off, and the next call receives from the others. Or if the process was forked
-    /// since.
+    /// If a sender broke the protocol: it is cut off, and the next call receives from the others. Also if the process
+    /// was forked after joining.
     pub fn try_recv(&mut self) -> Result<Option<Payload>, Error> {
         if self.core.is_forked() {
             return Err(Error::Forked);
@@ -200,7 +203,7 @@ impl Receiver {
                 self.next = index + 1;
                 source.wake_sender();
                 if source.gone.load(SeqCst) && !source.ring.has_entry() {
-                    // The last of a sender that is gone: have it forgotten.
+                    // This was the last payload of a sender that is gone: forget the sender at the next call.
                     self.seen = self.seen.wrapping_sub(1);
                 }
                 return self.open(index, entry).map(Some);
@@ -216,7 +219,7 @@ impl Receiver {
         self.sources.iter().any(|source| source.ring.has_entry())
     }
 
-    /// Returns the next payload, or nothing if none came in time. `None` waits for ever.
+    /// Returns the next payload; `None` if none came in time. Without a timeout, waits forever.
     ///
     /// # Errors
     ///
@@ -231,7 +234,7 @@ impl Receiver {
         }
     }
 
-    /// Returns how many senders there are.
+    /// Returns the number of senders.
     pub fn senders(&self) -> usize {
         lock(&self.incoming.sources)
             .iter()
@@ -239,17 +242,17 @@ impl Receiver {
             .count()
     }
 
-    /// Waits until there are at least so many senders. Returns whether there were before the time was over.
+    /// Waits until there are at least this many senders. Returns false if the time was over first.
     pub fn wait_for_senders(&self, senders: usize, timeout: Duration) -> bool {
         self.core.wait_until(after(timeout), || self.senders() >= senders)
     }
 
-    /// Asks senders to make the descriptor ([`AsFd`]) readable when something comes, for an event loop of the caller's.
-    /// Returns whether something is there already; then it need not wait.
+    /// Asks senders to make the descriptor ([`AsFd`]) readable when something comes, for the caller's event loop.
+    /// Returns whether something is already there; then the caller need not wait.
     pub fn arm(&mut self) -> bool {
         self.look_for_changes();
         self.incoming.bell.silence();
-        // Dekker's rule: ask to be rung, then look again.
+        // Dekker's rule: request a ring, then check again.
         self.sources.iter().for_each(|source| source.ring.receiver_sleeps());
         self.is_ready()
     }
@@ -299,7 +302,7 @@ impl Receiver {
 }
 
 impl AsFd for Receiver {
-    /// Readable after [`Receiver::arm`] when something came.
+    /// Returns the descriptor that is readable after [`Receiver::arm`] once something has come.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.incoming.bell.as_fd()
     }
@@ -311,12 +314,12 @@ impl Drop for Receiver {
     }
 }
 
-/// Waits until one of these receivers has a payload, and returns its index; the first one's if several have. Spins as long
-/// as the most patient of them, then sleeps. `None` waits for ever.
+/// Waits until one of these receivers has a payload, and returns its index; the lowest if several have one. Spins for
+/// the longest spin time among them, then sleeps. Without a timeout, waits forever.
 ///
 /// # Errors
 ///
-/// If the system refuses to wait, or the process was forked since.
+/// If the system refuses to wait, or the process was forked after joining.
 pub fn wait_any(receivers: &mut [&mut Receiver], timeout: Option<Duration>) -> Result<Option<usize>, Error> {
     if receivers.iter().any(|receiver| receiver.core.is_forked()) {
         return Err(Error::Forked);
@@ -350,7 +353,7 @@ fn wait_until(
     let spin = began + receivers.iter().map(patience).max().unwrap_or_default();
     let spin = deadline.map_or(spin, |deadline| deadline.min(spin));
     loop {
-        // The clock is read between bursts, as it costs more than a look.
+        // The clock is read between bursts, because it costs more than a check.
         for _ in 0..32 {
             if let Some(ready) = first_ready(receivers) {
                 return Ok(Some(ready));
@@ -360,7 +363,7 @@ fn wait_until(
         if Instant::now() >= spin {
             break;
         }
-        // The sender may be waiting for this very core.
+        // The sender may be waiting for this core.
         std::thread::yield_now();
     }
     loop {
@@ -372,7 +375,7 @@ fn wait_until(
             if let Some(ready) = first_ready(receivers) {
                 return Ok(Some(ready));
             }
-            // A sender came or went, and left nothing.
+            // A sender came or went, but left no payload.
             continue;
         }
         let bells: Vec<_> = receivers.iter().map(|receiver| receiver.as_fd()).collect();
@@ -401,7 +404,7 @@ impl Payload {
         self.source.view.bytes(self.offset + start, length).unwrap_or_default()
     }
 
-    /// Returns how many parts it has.
+    /// Returns the number of parts.
     pub fn len(&self) -> usize {
         self.shape.parts
     }
@@ -411,7 +414,7 @@ impl Payload {
         self.shape.parts == 0
     }
 
-    /// Returns a part, if there are as many.
+    /// Returns a part; `None` beyond the last one.
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         layout::part(&self.source.view, self.offset, self.shape, index)
     }
@@ -421,12 +424,12 @@ impl Payload {
         (0..self.len()).filter_map(|index| self.part(index))
     }
 
-    /// Which sender it is from.
+    /// Returns the sender's ID.
     pub fn sender(&self) -> EndpointId {
         self.source.id
     }
 
-    /// Which process it is from.
+    /// Returns the ID of the sender's process.
     pub fn pid(&self) -> u32 {
         self.source.pid
     }

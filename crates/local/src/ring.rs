@@ -1,23 +1,24 @@
-//! What one sender and one receiver share: a queue of payload references, and the references that came back.
+//! The memory that one sender and one receiver share: a queue of payload references, and the references that were
+//! returned.
 //!
 //! A reference is a slot number. It exists in the sender's private table before it enters the queue, and ends there when
-//! the receiver has set the slot's bit in `released`, or when the receiver is gone. So no count is ever shared: a process
-//! that dies at any instruction leaves nothing that another would have to mend.
+//! the receiver has set the slot's bit in `released`, or when the receiver is gone. So no count is ever shared: a
+//! process that dies at any instruction leaves nothing that another process would have to repair.
 //!
 //! The queue's entries are single words. An entry carries the lap it was written in, so that the receiver sees it arrive
 //! by reading the entry itself. The receiver takes the oldest entry by moving `head`; so does the sender when it drops the
-//! oldest. Whoever moves it has the reference.
+//! oldest. The side that moves it has the reference.
 //!
 //! | word | what | written by |
 //! | --- | --- | --- |
 //! | 0, 1, 2 | [`MAGIC`], queue's length, number of slots | sender, before the receiver sees it |
-//! | 8 | `head`: how many entries were taken | both |
+//! | 8 | `head`: the number of entries taken | both |
 //! | 16 | the receiver sleeps: ring its bell after the next entry | receiver; sender clears |
 //! | 24 | the sender waits for room: ring its bell after a release | sender; receiver clears |
-//! | 32 .. | `released`: a bit a slot | receiver sets, sender clears |
+//! | 32 .. | `released`: a bit per slot | receiver sets, sender clears |
 //! | then | the queue | sender |
 //!
-//! The two flags follow Dekker's rule (set the flag, then look again; write, then read the flag), so all accesses to
+//! The two flags follow Dekker's rule (set the flag, then check again; write, then read the flag), so all accesses to
 //! flags, entries and bits are sequentially consistent.
 
 use std::io;
@@ -27,9 +28,9 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use crate::memory::Words;
 use crate::store::UNIT_BYTES;
 
-/// The longest queue of one receiver.
+/// The maximum length of one receiver's queue.
 pub const QUEUE_MESSAGES_MAX: usize = 1024;
-/// The most payloads of one sender that one receiver can hold while others are queued.
+/// The maximum number of payloads of one sender that one receiver can hold while others are queued.
 pub const HELD_MESSAGES_MAX: usize = 1024;
 
 /// Identifies the layout.
@@ -48,7 +49,7 @@ const _: () = assert!(QUEUE_MESSAGES_MAX + HELD_MESSAGES_MAX <= 1 << SLOT_BITS);
 /// The largest arena whose offsets an entry can name.
 pub(crate) const ARENA_BYTES_MAX: u64 = (1 << UNITS_BITS) * UNIT_BYTES as u64;
 
-/// A queue entry: which slot the payload has, and where it lies.
+/// A queue entry: the payload's slot and its offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub slot: u16,
@@ -76,7 +77,7 @@ impl Ring {
         Ok((Self { words, queue, slots }, memory))
     }
 
-    /// Maps a sender's ring, and refuses one that is not laid out as this version's.
+    /// Maps a sender's ring, and refuses one with another layout than this version's.
     pub fn open(memory: &OwnedFd) -> Result<Self, &'static str> {
         let entries_max = QUEUE_MESSAGES_MAX + Self::first_entry(QUEUE_MESSAGES_MAX + HELD_MESSAGES_MAX);
         let words = Words::open(memory, (entries_max * 8).next_multiple_of(rustix::param::page_size()))?;
@@ -108,19 +109,19 @@ impl Ring {
         Self::first_entry(self.slots) + (position % self.queue as u64) as usize
     }
 
-    /// Returns the number of the position's lap, never 0 in the first one, when the queue is all zeros.
+    /// Returns the number of the position's lap, which is not 0 in the first lap, because the queue begins as zeros.
     #[inline]
     fn lap(&self, position: u64) -> u64 {
         (position / self.queue as u64 + 1) & LAP_MASK
     }
 
-    /// Returns how many entries were taken, by either side.
+    /// Returns the number of entries taken by either side.
     #[inline]
     pub fn head(&self) -> u64 {
         self.words.at(HEAD).load(Acquire)
     }
 
-    /// Writes an entry. The sender knows that there is room at this position.
+    /// Writes an entry. The sender must know that there is room at this position.
     #[inline]
     pub fn put(&self, position: u64, entry: Entry) {
         let units = entry.offset / UNIT_BYTES as u64;
@@ -129,7 +130,7 @@ impl Ring {
         self.words.at(self.entry(position)).store(word, SeqCst);
     }
 
-    /// Returns whether the receiver sleeps and is to be woken. Whoever asks must do it.
+    /// Returns whether the receiver sleeps and has to be woken. The caller must then wake it.
     #[inline]
     pub fn must_wake_receiver(&self) -> bool {
         let sleeps = self.words.at(RECEIVER_SLEEPS);
@@ -155,7 +156,7 @@ impl Ring {
     pub fn has_entry(&self) -> bool {
         let position = self.head();
         let word = self.words.at(self.entry(position)).load(SeqCst);
-        // Where the sender took the entry meanwhile, there is a newer one.
+        // If the sender took the entry meanwhile, there is a newer one.
         word >> (SLOT_BITS + UNITS_BITS) == self.lap(position) || self.head() != position
     }
 
@@ -166,7 +167,7 @@ impl Ring {
             let position = self.head();
             let word = self.words.at(self.entry(position)).load(SeqCst);
             if word >> (SLOT_BITS + UNITS_BITS) != self.lap(position) {
-                // Empty, unless the sender took this entry, and wrote a new one over it, since `head` was read.
+                // The queue is empty, unless the sender has taken and overwritten this entry since `head` was read.
                 if self.head() == position {
                     return None;
                 }
@@ -192,14 +193,14 @@ impl Ring {
             .is_ok()
     }
 
-    /// Gives a slot back. From any thread, in any order.
+    /// Gives a slot back, from any thread and in any order.
     #[inline]
     pub fn release(&self, slot: u16) {
         let slot = usize::from(slot);
         self.words.at(RELEASED + slot / 64).fetch_or(1 << (slot % 64), SeqCst);
     }
 
-    /// Calls `each` for every slot that came back since the last call.
+    /// Calls `each` for every slot that was returned since the last call.
     #[inline]
     pub fn reclaim(&self, mut each: impl FnMut(usize)) {
         for index in 0..self.slots.div_ceil(64) {
@@ -226,7 +227,7 @@ mod tests {
         let receiver = Ring::open(&memory).unwrap();
         assert_eq!((receiver.queue(), receiver.slots()), (3, 5));
         assert_eq!(receiver.take(), None);
-        // More laps than an entry can number.
+        // More laps than an entry can count.
         let laps = 3 * (LAP_MASK + 3);
         for position in 0..laps {
             let entry = Entry {

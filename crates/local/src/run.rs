@@ -1,28 +1,27 @@
 //! Runs one federate of a program: its reactions, its clock, and its links to the others (Kwok, sections III-B and IV-A).
 //!
-//! What happens in which order is decided in [`coorp_core::logical`]. Here are the clock, the links, and the code of the
-//! reactions, which the front end supplies as [`Reactions`].
+//! [`coorp_core::logical`] decides the order of events. Here are the clock, the links, and the code of the reactions,
+//! which the front end supplies as [`Reactions`].
 //!
-//! - A program of a single federate needs nobody else: no domain, no RTI.
+//! - A program of a single federate needs no domain and no RTI.
 //! - Otherwise each federate has an inbox, a channel of the [`Domain`](crate::Domain); so has the RTI. They carry the
 //!   messages of [`coorp_core::logical::protocol`], with values of up to [`INLINE_BYTES_MAX`] in them: the eager path of
 //!   section IV-C3.
-//! - A larger value goes over the channel of its output, into shared memory, before the message that refers to it leaves. So
-//!   it is there when the reference arrives, and it outlives its sender. Each value is written once, whatever the number of
-//!   receivers.
-//! - Under decentralised coordination, federates send the same to each other directly ([`Coordination`]).
-//! - **The RTI** is [`coordinate`], called by a process of its own and by every federate's process on a thread. Whoever
-//!   binds its address coordinates; the kernel lets only one, and the others wait for its end. No time passes but for the
-//!   kernel to notice.
+//! - A larger value goes over the channel of its output, into shared memory, before the message that refers to it
+//!   leaves. So the value is there when the reference arrives, and it outlives its sender. Each value is written once,
+//!   whatever the number of receivers.
+//! - Under decentralised coordination, federates send these messages to each other directly ([`Coordination`]).
+//! - **The RTI** is [`coordinate`], called by a separate process and by every federate's process on a thread. The
+//!   process that binds its address coordinates; the kernel allows only one, and the others wait for its end. The
+//!   takeover takes only as long as the kernel needs to notice.
 //!
-//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` the links, `carried.rs` the values,
-//! `outlets.rs` the channels of large ones. `trace.rs`
-//! keeps what happened when, `journal.rs` what reactions did, for comparison and replay.
+//! Begin at `driver.rs`; `coordinator.rs` is the RTI's driver, `frames.rs` has the links, `carried.rs` the values, and
+//! `outlets.rs` the channels of large values. `trace.rs` records events with their times, and `journal.rs` records the
+//! effects of reactions, for comparison and replay.
 //!
-//! On several robots, `bridge.rs` stands in on each for what is elsewhere.
+//! With several robots, `bridge.rs` stands in on each robot for the parts on the others.
 //!
-//! Left out: federates that come back. Reactions of one level in parallel, which
-//! [`Reactions::run`] may do.
+//! Left out: federates that come back, and running reactions of one level in parallel, which [`Reactions::run`] may do.
 
 mod bridge;
 mod carried;
@@ -70,7 +69,7 @@ pub struct Moment {
 pub enum Input<'a, T> {
     /// An object of this process.
     Here(&'a T),
-    /// From another federate.
+    /// A value from another federate.
     From(&'a Received),
     /// Present, without a value: a timer, or an action that was scheduled without one.
     Present,
@@ -81,34 +80,34 @@ pub enum Input<'a, T> {
 pub struct Violation {
     /// The input.
     pub input: ElementId,
-    /// The tag that was meant.
+    /// The intended tag.
     pub meant: Tag,
     /// The tag that had been reached.
     pub reached: Tag,
-    /// When the reactions that handle late values see it; `None` if it is not used.
+    /// The tag at which reactions that handle late values see it; `None` if it is not used.
     pub handled: Option<Tag>,
 }
 
 /// A physical action, an input of a physical connection, or a late value, that was present at a tag, with its value.
 pub type Recorded<T> = (Tag, ElementId, Option<T>);
 
-/// What a reaction did.
+/// The run of a reaction.
 #[derive(Debug)]
 pub struct Ran<T> {
     /// The effects.
     pub effects: Effects<T>,
-    /// When it began, on the program's clock.
+    /// The time at which it began, on the program's clock.
     pub began: Instant,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended: Instant,
 }
 
-/// What the reactions of a level can read.
+/// The inputs that the reactions of a level can read.
 pub trait Inputs<T> {
     /// Returns the port or action, if it is present.
     fn get(&self, element: ElementId) -> Option<Input<'_, T>>;
 
-    /// Of a late value that is present, the tag that was meant. `None` in a replay.
+    /// Returns the intended tag of a late value that is present. `None` in a replay.
     fn meant(&self, element: ElementId) -> Option<Tag>;
 }
 
@@ -129,10 +128,10 @@ pub trait Reactions {
     /// A value within the process; a handle that is cheap to clone.
     type Object: Clone;
 
-    /// Runs reactions that are independent of each other, and returns what each did, in their order.
+    /// Runs reactions that are independent of each other, and returns their runs, in order.
     ///
     /// # Errors
-    /// What ends the program.
+    /// The reason to end the program.
     fn run(
         &mut self,
         moment: Moment,
@@ -140,10 +139,10 @@ pub trait Reactions {
         inputs: &dyn Inputs<Self::Object>,
     ) -> Result<Vec<Ran<Self::Object>>, String>;
 
-    /// Puts a value into the form in which it leaves the process, over the sender of its output. This reaction has set it.
+    /// Encodes a value that this reaction has set, to leave the process over the sender of its output.
     ///
     /// # Errors
-    /// What ends the program.
+    /// The reason to end the program.
     fn encode(
         &mut self,
         reaction: ReactionId,
@@ -152,32 +151,32 @@ pub trait Reactions {
         sender: &mut Sender,
     ) -> Result<Encoded, String>;
 
-    /// Called at least every 50 ms while it waits: whether the program has to end.
+    /// Returns whether the program has to end. Called at least every 50 ms while it waits.
     fn is_interrupted(&mut self) -> bool {
         false
     }
 
-    /// In a replay, what came next from the physical world, in order of tags.
+    /// Returns, in a replay, the next input from the physical world, in order of tags.
     fn next_recorded(&mut self) -> Option<Recorded<Self::Object>> {
         None
     }
 
-    /// A value came after its tag: the offset is too short. Only under decentralised coordination.
+    /// Called if a value came after its tag: the offset is too short. Only under decentralised coordination.
     fn on_violation(&mut self, violation: Violation) {
         let _ = violation;
     }
 
-    /// Another federate died.
+    /// Called if another federate died.
     fn on_gone(&mut self, federate: &str) {
         let _ = federate;
     }
 
-    /// The program has started, at this time of its clock.
+    /// Called when the program has started, at this time of its clock.
     fn on_started(&mut self, at: Instant) {
         let _ = at;
     }
 
-    /// The program did not run to its end. This was counted until then.
+    /// Called if the program did not run to its end, with the counts until then.
     fn on_failed(&mut self, report: Report) {
         let _ = report;
     }

@@ -1,4 +1,4 @@
-//! The writing end of a channel: memory to write into, and sending it to every reader.
+//! The writing end of a channel: loans memory to write into, and sends it to every reader.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -18,30 +18,31 @@ use crate::store::{Store, EAGER_BYTES_MAX};
 use crate::sync::lock;
 use crate::Error;
 
-/// What a sender does when its store, or a reader's queue, is full.
+/// The policy of a sender if its store, or a reader's queue, is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
     /// Wait this long, then return [`Error::Deadline`].
     Block(Duration),
-    /// Drop the oldest payloads that readers have not received yet; [`Error::Full`] if they hold all of it.
+    /// Drop the oldest payloads that readers have not received yet; [`Error::Full`] if readers hold all payloads.
     DropOldest,
     /// Return [`Error::Full`].
     Fail,
 }
 
-/// How a sender stores and queues.
+/// The options of a sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SenderOptions {
-    /// How many bytes of payloads may be loaned, queued, held by readers or kept at once. Addresses are reserved for all of it,
-    /// memory only for what was used.
+    /// The maximum number of payload bytes that are loaned, queued, held by readers or kept at once. Addresses are
+    /// reserved for all of them, memory only for those that were used.
     pub store_bytes: usize,
-    /// How many free bytes are kept allocated for the next payloads. The kernel gets the rest back within a second.
+    /// The number of free bytes that stay allocated for the next payloads. The kernel gets the rest back within a
+    /// second.
     pub idle_bytes: usize,
-    /// How many payloads each reader can be behind.
+    /// The number of payloads that each reader can be behind.
     pub queue_messages: usize,
-    /// How many payloads each reader can hold besides.
+    /// The number of payloads that each reader can hold in addition.
     pub held_messages: usize,
-    /// What happens if any of this is exhausted.
+    /// The policy if any of these is exhausted.
     pub when_full: WhenFull,
 }
 
@@ -73,19 +74,19 @@ impl SenderOptions {
     }
 }
 
-/// What the sender, its loans and the attendant share.
+/// The state that the sender, its loans and the attendant share.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub id: EndpointId,
     pub channel: Name,
     pub options: SenderOptions,
     pub outbox: Mutex<Outbox>,
-    /// Rung by readers that made room.
+    /// The bell that readers ring after making room.
     pub room: Bell,
     pub arena: Arc<Arena>,
-    /// Whether the attendant comes by to return idle memory.
+    /// Whether the attendant periodically returns idle memory.
     pub tended: AtomicBool,
-    /// This process, for a child that was forked from it must not give back what is not its own.
+    /// This process; a forked child must not give back its parent's memory.
     process: u32,
 }
 
@@ -111,13 +112,13 @@ impl Outgoing {
         lock(&self.outbox).add(reader);
     }
 
-    /// Ends all that a reader held. May be called for readers that are gone already.
+    /// Ends everything that a reader held. May be called for readers that are already gone.
     pub fn reader_gone(&self, reader: EndpointId) {
         lock(&self.outbox).reader_gone(reader);
         self.room.ring();
     }
 
-    /// Gives something back, and wakes the sender if it waits for that.
+    /// Gives something back, and wakes the sender if it waits for room.
     fn give_back(&self, what: impl FnOnce(&mut Outbox) -> bool) {
         if self.process != std::process::id() {
             return;
@@ -128,7 +129,7 @@ impl Outgoing {
         }
     }
 
-    /// Reclaims, and returns idle memory. Returns whether there is more to come.
+    /// Reclaims payloads, and returns idle memory to the kernel. Returns whether to call this again later.
     pub fn tend(&self) -> bool {
         let mut outbox = lock(&self.outbox);
         let corrupt = outbox.reclaim();
@@ -145,21 +146,21 @@ pub struct Sender {
     core: Arc<Core>,
 }
 
-/// A payload in the making: shared memory that only its holder can see and write.
+/// A payload that is being written: shared memory that only its holder can see and write.
 ///
-/// Dropped, it is given back. Its bytes are those of earlier payloads until they are written.
+/// Dropping it gives the memory back. Until they are written, its bytes are from earlier payloads.
 pub struct Loan {
     outgoing: Arc<Outgoing>,
-    /// Taken when it is sent.
+    /// The claim, taken out when the loan is sent.
     claim: Option<Claim>,
-    /// If this process keeps it.
+    /// The kept payload, if this process keeps it.
     kept: Option<ChunkId>,
 }
 
-/// Keeps a loan's memory in the sender's process, so that it can be read there after it was sent.
+/// Keeps a loan's memory in the sender's process, so that it can be read there after the send.
 ///
-/// The memory is used again once every reader, and every one of these, has dropped it: from any thread, in any order, and
-/// after the sender has gone too.
+/// The memory is reused once every reader, and every `Kept`, has dropped it: from any thread, in any order, and also
+/// after the sender is gone.
 pub struct Kept {
     outgoing: Arc<Outgoing>,
     chunk: ChunkId,
@@ -170,7 +171,7 @@ pub struct Kept {
 /// A payload that was not sent, and why.
 #[derive(Debug)]
 pub struct Unsent {
-    /// Why it was not sent.
+    /// The reason why it was not sent.
     pub error: Error,
     /// The payload, to be sent again.
     pub loan: Loan,
@@ -190,11 +191,11 @@ impl Sender {
         self.loan_parts(0, &[bytes])
     }
 
-    /// Loans memory for a payload: a header of so many bytes, and parts of these lengths, each at a multiple of 64.
+    /// Loans memory for a payload: a header of this many bytes, and parts of these lengths, each at a multiple of 64.
     ///
     /// # Errors
     ///
-    /// If the payload is beyond the limits, the store is full and stays so, or the kernel has no memory.
+    /// If the payload is beyond the limits, the store is full and stays full, or the kernel has no memory.
     pub fn loan_parts(&mut self, header: usize, parts: &[usize]) -> Result<Loan, Error> {
         let store_bytes = self.outgoing.options.store_bytes;
         let bytes = match layout::bytes_needed(header, parts) {
@@ -211,17 +212,16 @@ impl Sender {
         })
     }
 
-    /// Sends a loan of this sender to all current readers, all of them or none, and returns how many they are. Copies
-    /// nothing.
+    /// Sends a loan of this sender to all current readers, or to none, and returns their number. Copies nothing.
     ///
     /// # Errors
     ///
-    /// If a reader's queue is full and stays so. The payload comes back with the error.
+    /// If a reader's queue is full and stays full. The error returns the payload.
     ///
     /// # Panics
     ///
     /// If the loan is another sender's.
-    // The payload is in the error so that 50 MB need not be written again.
+    // The error contains the payload so that 50 MB need not be written again.
     #[allow(clippy::result_large_err)]
     pub fn send(&mut self, loan: Loan) -> Result<usize, Unsent> {
         let sent = self.queue(loan);
@@ -247,7 +247,7 @@ impl Sender {
         }
     }
 
-    /// Returns whether a loan is of this sender.
+    /// Returns whether a loan is from this sender.
     pub fn has_loaned(&self, loan: &Loan) -> bool {
         Arc::ptr_eq(&loan.outgoing, &self.outgoing)
     }
@@ -263,8 +263,8 @@ impl Sender {
         sent
     }
 
-    /// Sends a copy, but lets receivers that sleep do so until [`Sender::wake`]: several messages cost one wake, and the
-    /// woken do not take this core before the last message is sent.
+    /// Sends a copy, but leaves sleeping receivers asleep until [`Sender::wake`]: several messages cost one wake-up,
+    /// and no woken receiver takes this core before the last message is sent.
     ///
     /// # Errors
     ///
@@ -275,17 +275,17 @@ impl Sender {
         Ok(self.queue(loan)?)
     }
 
-    /// Wakes the receivers that sleep and were sent something since.
+    /// Wakes the sleeping receivers that were sent something in the meantime.
     pub fn wake(&mut self) {
         lock(&self.outgoing.outbox).wake();
     }
 
-    /// Returns how many readers there are.
+    /// Returns the number of readers.
     pub fn readers(&self) -> usize {
         lock(&self.outgoing.outbox).readers()
     }
 
-    /// Waits until there are at least so many readers. Returns whether there were before the time was over.
+    /// Waits until there are at least this many readers. Returns false if the time was over first.
     pub fn wait_for_readers(&self, readers: usize, timeout: Duration) -> bool {
         self.core.wait_until(after(timeout), || self.readers() >= readers)
     }
@@ -302,12 +302,12 @@ impl Sender {
         lock(&self.outgoing.outbox).committed_bytes()
     }
 
-    /// Returns how many queued payloads [`WhenFull::DropOldest`] has dropped, counted per reader.
+    /// Returns the number of queued payloads that [`WhenFull::DropOldest`] has dropped, counted per reader.
     pub fn dropped(&self) -> u64 {
         lock(&self.outgoing.outbox).dropped()
     }
 
-    /// Tries until there is room, as the policy says.
+    /// Retries until there is room, according to the policy.
     fn when_possible<T>(
         &mut self,
         mut attempt: impl FnMut(&mut Outbox) -> Result<Result<T, Shortage>, Error>,
@@ -342,7 +342,7 @@ impl Sender {
                             shortage,
                         });
                     }
-                    // Dekker's rule: ask to be rung, look again, then sleep.
+                    // Dekker's rule: request a ring, check again, then sleep.
                     outbox.wait_for_room();
                     self.cut_off(outbox.reclaim());
                     if let Ok(done) = attempt(&mut outbox)? {
@@ -360,14 +360,14 @@ impl Sender {
         }
     }
 
-    /// Closes the connections to readers that wrote nonsense.
+    /// Closes the connections to readers that broke the protocol.
     fn cut_off(&self, corrupt: Vec<(EndpointId, u32)>) {
         for (reader, _) in corrupt {
             self.core.close_link(self.outgoing.id, reader);
         }
     }
 
-    /// Has the attendant come by while there are payloads whose memory may fall idle.
+    /// Requests the attendant's periodic visits while there are payloads whose memory may become idle.
     fn have_tended(&self) {
         if !self.outgoing.tended.load(SeqCst) && !self.outgoing.tended.swap(true, SeqCst) {
             self.core.wake();
@@ -395,7 +395,7 @@ impl Loan {
         }
     }
 
-    /// Leaves only the first bytes of the header, for a header whose length was not known when the memory was loaned.
+    /// Keeps only the first bytes of the header, if its length was not known when the memory was loaned.
     pub fn truncate_header(&mut self, bytes: usize) {
         layout::truncate_header(self.payload(), bytes);
     }
@@ -416,7 +416,7 @@ impl Loan {
         let payload = self.payload();
         let (start, length) = shape(payload)
             .part(payload, index)
-            .expect("a loan has the parts that it was made with");
+            .expect("a loan has the parts that it was created with");
         &mut payload[start..start + length]
     }
 
@@ -440,7 +440,7 @@ impl Loan {
 }
 
 fn shape(payload: &[u8]) -> Shape {
-    Shape::read(payload).expect("a loan begins with the table that was written when it was made")
+    Shape::read(payload).expect("a loan begins with the table that was written when it was created")
 }
 
 impl Drop for Loan {
@@ -459,7 +459,7 @@ impl Kept {
         Some(&payload[start..start + length])
     }
 
-    /// Returns a part, if there are as many, once the loan was sent or dropped.
+    /// Returns a part, once the loan was sent or dropped; `None` beyond the last one.
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         let payload = self.payload()?;
         let (start, length) = shape(payload).part(payload, index)?;

@@ -1,4 +1,5 @@
-//! Sockets by which processes meet: abstract Unix sockets, which have no file, and which the kernel closes with their process.
+//! The sockets by which processes meet: abstract Unix sockets, which have no file, and which the kernel closes with
+//! their process.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,7 +13,7 @@ use rustix::process::{geteuid, getpid, pidfd_open, PidfdFlags};
 use crate::name::Name;
 use crate::wire::PACKET_BYTES_MAX;
 
-/// The most descriptors beside one packet.
+/// The maximum number of descriptors with one packet.
 const DESCRIPTORS_MAX: usize = 4;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 const BACKLOG: i32 = 256;
@@ -24,7 +25,7 @@ pub(crate) struct Packet {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Where the members of a domain meet. One domain a user, machine and network namespace.
+/// Returns the address at which the members of a domain meet. It is unique per user, machine and network namespace.
 pub(crate) fn address(domain: &Name) -> io::Result<SocketAddrUnix> {
     let name = format!("coorp-local/{}/{}", geteuid().as_raw(), domain.as_str());
     Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
@@ -62,7 +63,7 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> Result<(i32, u32), Errno> {
 }
 
 /// Returns a descriptor that becomes readable when this process ends, even if a child that it forked still has its
-/// sockets. `None` on kernels before 5.3, where the sockets alone must do.
+/// sockets. `None` on kernels before 5.3, which have only the sockets for this.
 pub(crate) fn own_death() -> Option<OwnedFd> {
     pidfd_open(getpid(), PidfdFlags::empty()).ok()
 }
@@ -118,7 +119,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<Packet>, Errno> {
     Ok(Some(Packet { bytes, descriptors }))
 }
 
-/// Takes the descriptors that a message must have come with; a pidfd may follow.
+/// Takes the descriptors that must come with a message; a pidfd may follow.
 pub(crate) fn exactly<const COUNT: usize>(descriptors: Vec<OwnedFd>) -> Option<([OwnedFd; COUNT], Option<OwnedFd>)> {
     let mut rest = descriptors.into_iter();
     let needed: Vec<_> = rest.by_ref().take(COUNT).collect();
@@ -126,7 +127,7 @@ pub(crate) fn exactly<const COUNT: usize>(descriptors: Vec<OwnedFd>) -> Option<(
     Some((needed.try_into().ok()?, death))
 }
 
-/// Borrows descriptors, the last one if there is one.
+/// Returns descriptors with the pidfd, if there is one.
 pub(crate) fn with_death<'a>(descriptors: &[BorrowedFd<'a>], death: Option<&'a OwnedFd>) -> Vec<BorrowedFd<'a>> {
     descriptors.iter().copied().chain(death.map(AsFd::as_fd)).collect()
 }

@@ -1,5 +1,5 @@
-//! A sender's payload memory: the small ones in pages that are there from the start, the large ones in pages that are
-//! allocated before they are first used and returned to the kernel when much of it lies idle.
+//! A sender's payload memory: small payloads are in pages that exist from the start. Large ones are in pages that are
+//! allocated before their first use, and returned to the kernel when many are idle.
 //!
 //! The eager path (Kwok, section IV-C3): up to [`EAGER_BYTES_MAX`] a payload needs no allocation and no page fault.
 
@@ -15,9 +15,9 @@ use crate::Error;
 pub const EAGER_BYTES_MAX: usize = 64 * 1024;
 /// Memory is allocated and returned in pieces of this size.
 const BLOCK_BYTES: usize = 256 * 1024;
-/// What is allocated in advance: eight of the largest eager payloads, or some thousands of small ones.
+/// The bytes allocated in advance: for eight of the largest eager payloads, or some thousands of small ones.
 const EAGER_AREA_BYTES: usize = 2 * BLOCK_BYTES;
-/// Payloads begin at a cache line, as SIMD code and tensors want it.
+/// Payloads begin at a cache line, as SIMD code and tensors need.
 pub(crate) const UNIT_BYTES: usize = 64;
 /// Large payloads begin at a page.
 const PAGE_BYTES: usize = 4096;
@@ -34,7 +34,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Returns a store that holds up to `bytes` of large payloads.
+    /// Creates a store that holds up to `bytes` of large payloads.
     pub fn new(name: &str, bytes: usize, idle_bytes_max: usize) -> Result<Self, Error> {
         let large = bytes.next_multiple_of(BLOCK_BYTES);
         let arena = Arena::reserve(name, EAGER_AREA_BYTES + large).map_err(|error| Error::memory(bytes, error))?;
@@ -91,7 +91,7 @@ impl Store {
         self.committed.iter().filter(|&&committed| committed).count() * BLOCK_BYTES
     }
 
-    /// Returns free memory to the kernel, beyond what is kept for the next payloads.
+    /// Returns free memory to the kernel, except what is kept for the next payloads.
     pub fn trim(&mut self) {
         let mut surplus = self
             .committed_bytes()
@@ -104,7 +104,7 @@ impl Store {
                 if surplus < BLOCK_BYTES {
                     return;
                 }
-                // A block that cannot be returned stays allocated, which harms nothing.
+                // A block that cannot be returned stays allocated, which does no harm.
                 if self.committed[block]
                     && self
                         .arena
@@ -118,7 +118,7 @@ impl Store {
         }
     }
 
-    /// Allocates the blocks under a claim, neighbours by one call.
+    /// Allocates the blocks under a claim, adjacent ones by one call.
     fn commit(&mut self, claim: &Claim) -> io::Result<()> {
         let offset = claim.start() - EAGER_AREA_BYTES;
         let end = (offset + claim.len()).div_ceil(BLOCK_BYTES);

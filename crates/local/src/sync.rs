@@ -1,4 +1,4 @@
-//! A lock that outlives a panic: what it protects is consistent after every statement.
+//! A lock that outlives a panic: the data that it protects is consistent after every statement.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Peers that break the rules: every one is refused or cut off by itself, and the others go on.
+//! Peers that break the rules: each one is refused or cut off by itself, and the others continue.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::wire::{self, FromHost, OnLink, Role, ToHost, VERSION};
 use crate::{Domain, DomainOptions, Error, Receiver, ReceiverOptions, SenderOptions};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Long enough on a busy machine to find out what is wrong.
+/// A timeout that is long enough on a busy machine to find out what is wrong.
 const BRIEF: DomainOptions = DomainOptions {
     timeout: Duration::from_secs(1),
 };
@@ -31,12 +31,12 @@ fn next_packet(socket: &OwnedFd) -> Packet {
             wait_any(&[socket.as_fd()], Some(Instant::now() + PATIENCE))
                 .unwrap()
                 .is_some(),
-            "no packet came"
+            "no packet arrived"
         );
     }
 }
 
-/// A process that speaks the protocol by hand.
+/// A process that speaks the protocol directly.
 struct Impostor {
     host: OwnedFd,
 }
@@ -88,7 +88,7 @@ fn is_closed(socket: &OwnedFd) -> bool {
     false
 }
 
-/// A receiver goes on receiving from sound senders.
+/// Asserts that a receiver still receives from sound senders.
 fn assert_works(domain: &Domain, receiver: &mut Receiver) {
     let mut sound = domain.sender("channel", SenderOptions::default()).unwrap();
     sound.send_copy(b"sound").unwrap();
@@ -107,7 +107,7 @@ fn a_host_of_another_version_or_a_silent_one_is_named() {
             if let Some(answer) = answer {
                 socket::send(member.as_fd(), answer, &[]).unwrap();
             }
-            // Silent until the other has given up.
+            // Stay silent until the other end has given up.
             is_closed(&member)
         });
         let options = if answer.is_some() {
@@ -143,7 +143,7 @@ fn strangers_at_the_host_are_cut_off() {
     assert!(is_closed(&stranger));
     let newer = socket::connect(&address).unwrap();
     socket::send(newer.as_fd(), b"cpl\x09\0whatever", &[]).unwrap();
-    // It is told which version this is, in words that every version has.
+    // It is told the version, in a form that every version understands.
     assert_eq!(next_packet(&newer).bytes[..5], [b'c', b'p', b'l', VERSION as u8, 0]);
     assert!(is_closed(&newer));
     let mut receiver = member.receiver("channel", ReceiverOptions::default()).unwrap();
@@ -243,7 +243,7 @@ fn a_reader_that_gives_back_what_it_never_had_is_cut_off() {
     assert_eq!((sender.readers(), sender.used_bytes()), (1, 0));
 }
 
-/// The host dies between its introduction of one to the other and of the other to the one.
+/// The host dies between its two introductions of two endpoints to each other.
 #[test]
 fn a_half_introduction_does_not_prevent_the_whole_one() {
     let domain = name("half");
@@ -267,7 +267,7 @@ fn a_half_introduction_does_not_prevent_the_whole_one() {
     let introduce = wire::encode(&FromHost::Introduce { endpoint, peer });
     socket::send(connection.as_fd(), &introduce, &[yours.as_fd()]).unwrap();
     drop(yours);
-    // The first link dies unseen: its end, and the second introduction, come in one breath.
+    // The first link dies unseen: its end and the second introduction arrive together.
     let (mine_again, yours_again) = socket::pair().unwrap();
     drop(mine);
     socket::send(connection.as_fd(), &introduce, &[yours_again.as_fd()]).unwrap();
@@ -286,7 +286,7 @@ fn a_half_introduction_does_not_prevent_the_whole_one() {
     assert_eq!(receiver.senders(), 1);
 }
 
-/// Users are told apart by the kernel, not by names. One thread can be another user, if the test runs as root.
+/// The kernel, not names, tells users apart. If the test runs as root, one thread can be another user.
 #[test]
 fn other_users_are_refused_at_both_ends() {
     use rustix::process::{geteuid, Uid};
@@ -318,7 +318,7 @@ fn other_users_are_refused_at_both_ends() {
     assert_works(&member, &mut receiver);
 }
 
-/// Whoever opens a channel does not wait for a peer that died while they were being connected.
+/// The opener of a channel does not wait for a peer that died while the two were being connected.
 #[test]
 fn a_peer_that_dies_between_two_words_holds_up_nobody() {
     let domain = name("words");

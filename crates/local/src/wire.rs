@@ -1,4 +1,4 @@
-//! What processes tell each other to get connected. Payloads never come this way.
+//! The messages by which processes get connected. Payloads never travel this way.
 //!
 //! A packet is `b"cpl"`, the protocol's version (16 bits, little endian) and a message in postcard. Descriptors travel
 //! beside it.
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::EndpointId;
 
-/// The version of the protocol, and of what lies in shared memory.
+/// The version of the protocol, and of the layouts in shared memory.
 pub(crate) const VERSION: u16 = 1;
 /// The longest packet.
 pub(crate) const PACKET_BYTES_MAX: usize = 512;
 const MAGIC: &[u8] = b"cpl";
 
-/// Which end of a channel an endpoint is.
+/// The role of an endpoint: one end of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Role {
     Sender,
     Receiver,
 }
 
-/// From a member to the host.
+/// A message from a member to the host.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToHost {
     /// The first packet. Carries a pidfd.
@@ -36,18 +36,18 @@ pub(crate) enum ToHost {
     },
 }
 
-/// From the host to a member.
+/// A message from the host to a member.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FromHost {
     Welcome,
-    /// There are as many members as can be.
+    /// The domain already has the maximum number of members.
     Full,
-    /// A peer of an endpoint. Carries a socket whose other end the peer gets.
+    /// Introduces a peer of an endpoint. Carries a socket whose other end the peer gets.
     Introduce {
         endpoint: EndpointId,
         peer: EndpointId,
     },
-    /// Follows the introductions to all peers that were there before.
+    /// Follows the introductions to all existing peers.
     Opened {
         endpoint: EndpointId,
     },
@@ -57,14 +57,14 @@ pub(crate) enum FromHost {
     },
 }
 
-/// A limit of the host's.
+/// A limit of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Limit {
     Endpoints,
     Peers,
 }
 
-/// Between a sender and a receiver. Either closes the socket to end it.
+/// A message between a sender and a receiver. Either end closes the socket to end the link.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum OnLink {
     /// From the sender, with its arena, the ring, its bell and a pidfd.
@@ -75,7 +75,7 @@ pub(crate) enum OnLink {
     Ready,
 }
 
-/// Why a packet was not understood.
+/// The reason why a packet was not understood.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Misunderstood {
     OtherVersion(u16),
@@ -85,7 +85,7 @@ pub(crate) enum Misunderstood {
 pub(crate) fn encode(message: &impl Serialize) -> Vec<u8> {
     let mut packet = MAGIC.to_vec();
     packet.extend(VERSION.to_le_bytes());
-    postcard::to_extend(message, packet).expect("messages have no maps of unknown length, which alone postcard refuses")
+    postcard::to_extend(message, packet).expect("messages have no maps of unknown length, which postcard refuses")
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(packet: &[u8]) -> Result<T, Misunderstood> {
@@ -113,7 +113,7 @@ mod tests {
         let packet = encode(&longest);
         assert!(packet.len() <= PACKET_BYTES_MAX);
         assert_eq!(decode(&packet), Ok(longest));
-        // What another version must be able to read: the magic and the version.
+        // Another version must be able to read the magic and the version.
         assert_eq!(encode(&FromHost::Welcome), [b'c', b'p', b'l', 1, 0, 0]);
         assert_eq!(
             decode::<FromHost>(&[b'c', b'p', b'l', 7, 2, 9]),

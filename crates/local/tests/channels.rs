@@ -1,4 +1,4 @@
-//! What a user relies on, within one process. `faults.rs` does it between processes that are killed.
+//! The guarantees for a user, within one process. `faults.rs` tests them between processes that are killed.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use coorp_local::{
 use rustix::time::{clock_gettime, ClockId};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// For what must come.
+/// The timeout for something that must arrive.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 
 fn domain() -> Domain {
@@ -147,7 +147,7 @@ fn idle_memory_goes_back_to_the_kernel() {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
-    // And it can be had again.
+    // The memory can be allocated again.
     sent.send_copy(&vec![2; 10 * PAYLOAD]).unwrap();
     assert_eq!(first_byte(&mut read), 2);
 }
@@ -197,7 +197,7 @@ fn a_loan_that_is_not_sent_is_given_back() {
     assert!(sent.used_bytes() >= PAYLOAD);
     let readers = sent.send(loan).unwrap();
     assert_eq!((readers, sent.used_bytes()), (0, 0));
-    // A loan outlives its sender, to no effect.
+    // A loan may outlive its sender, without effect.
     let loan = sent.loan(10).unwrap();
     drop(sent);
     drop(loan);
@@ -290,7 +290,7 @@ fn a_full_store_fails_or_waits_or_drops_the_oldest() {
     assert_eq!(dropping.dropped(), 4);
     (4..7).for_each(|byte| assert_eq!(first_byte(&mut read), byte));
     assert_eq!(held.part(0).unwrap(), [0; PAYLOAD]);
-    // What is held cannot be dropped.
+    // Held payloads cannot be dropped.
     fill(&mut dropping, 3).unwrap();
     let all: Vec<_> = (0..3).map(|_| next(&mut read)).collect();
     assert!(matches!(fill(&mut dropping, 1), Err(Error::Full { .. })));
@@ -333,7 +333,7 @@ fn a_blocked_sender_wakes_when_a_reader_makes_room_or_leaves() {
             for byte in 0..200 {
                 sent.send_copy(&[byte; PAYLOAD]).unwrap();
             }
-            // The reader has left by now, or does while this one is blocked.
+            // The reader has left by now, or leaves while this sender is blocked.
             while sent.send_copy(&[0; PAYLOAD]).unwrap() > 0 {}
         });
         scope.spawn(move || {
@@ -447,7 +447,7 @@ fn bad_input_is_refused_with_what_is_wrong() {
     );
 }
 
-/// More memory than the machine has is an error before it is touched, and not the end of some process.
+/// Requesting more memory than the machine has is an error before the memory is touched, and kills no process.
 #[test]
 fn exhausted_memory_is_an_error() {
     let domain = domain();
@@ -462,7 +462,7 @@ fn exhausted_memory_is_an_error() {
         panic!("a machine with 256 GiB free")
     };
     assert!(bytes > 1 << 38);
-    // What fits is had all the same.
+    // Payloads that fit can still be sent.
     assert_eq!(sent.used_bytes(), 0);
     drop(sent.loan(PAYLOAD).unwrap());
 }
@@ -481,7 +481,7 @@ fn a_channel_has_limits() {
     ));
 }
 
-/// Whatever ends last, the readers, the sender's own handles or the sender.
+/// The payload stays whichever ends last: the readers, the sender's own handles or the sender.
 #[test]
 fn a_kept_payload_stays_until_its_readers_and_its_keeper_have_dropped_it() {
     let domain = domain();
@@ -538,7 +538,7 @@ fn a_kept_payload_needs_no_reader_no_send_and_no_sender() {
     assert_eq!(unread.part(0), Some([1; PAYLOAD].as_slice()));
     assert_eq!(unsent.part(0), Some([2; PAYLOAD].as_slice()));
     drop(unread);
-    // The loan's own reference, and then the keeper's.
+    // First the loan's own reference ends, then the keeper's.
     let mut loan = sent.loan(PAYLOAD).unwrap();
     drop(loan.keep());
     drop((loan, last));

@@ -1,4 +1,4 @@
-//! Processes that are killed at any moment: the others go on, no payload is torn, and nothing is left.
+//! Processes that are killed at any moment: the others continue, no payload is torn, and nothing is left behind.
 //!
 //! Every process is this test's program, started again in a role. `COORP_LOCAL_FAULT_RUNS` sets the number of seeded runs.
 
@@ -15,10 +15,10 @@ use coorp_local::{
 };
 use rustix::process::{kill_process, Pid, Signal};
 
-/// Nothing may take longer, on a machine that is busy with other tests.
+/// The time limit for everything, on a machine that is busy with other tests.
 const BOUND: Duration = Duration::from_secs(30);
 const ROLE: &str = "COORP_LOCAL_TEST_ROLE";
-/// Payloads of a writer that a reader must have checked before it says that it hears the writer.
+/// The number of a writer's payloads that a reader must have checked before it says that it hears the writer.
 const HEARD: u64 = 5;
 
 /// xorshift64*, for reproducible choices.
@@ -52,7 +52,8 @@ fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Mappings and descriptors of this library that the process has, of senders that are gone too.
+/// Returns the number of this library's mappings and descriptors in the process, including those of senders that are
+/// gone.
 fn mappings(domain: &str) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
@@ -62,7 +63,7 @@ fn mappings(domain: &str) -> usize {
 
 // Roles.
 
-/// What a process in a role is told: a line on its standard input. It ends with its parent.
+/// Returns the commands for a process in a role: lines on its standard input, which ends with its parent.
 fn orders() -> Lines<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || match std::io::stdin().lock().lines().next() {
@@ -78,7 +79,7 @@ fn say(what: &str) {
 }
 
 fn join(domain: &str) -> Domain {
-    // Without a limit here, so that the library's hides no hang.
+    // Without a time limit here, so that the library's limit hides no hang.
     Domain::join(domain, DomainOptions { timeout: Duration::MAX }).unwrap()
 }
 
@@ -100,7 +101,7 @@ fn write(domain: &str, seed: u64) {
     } else {
         WhenFull::DropOldest
     };
-    // Small, so that it is often full.
+    // A small store, so that it is often full.
     let options = SenderOptions {
         store_bytes: 4 << 20,
         idle_bytes: 1 << 20,
@@ -120,7 +121,7 @@ fn write(domain: &str, seed: u64) {
         };
         match send(&mut sender, &mut random, number, length as usize) {
             Ok(_) => number += 1,
-            // Readers hold everything for a moment.
+            // Readers hold everything at the moment.
             Err(Error::Full { .. }) => std::thread::yield_now(),
             Err(error) => panic!("{error}"),
         }
@@ -168,7 +169,7 @@ fn check_again(payload: &Payload) {
     check(payload);
 }
 
-/// Checks every payload, holds some for a while and checks them again, and says whom it hears.
+/// Checks every payload, holds some for a while and checks them again, and prints which writers it hears.
 fn read(domain: &str, seed: u64) {
     let orders = orders();
     let member = join(domain);
@@ -205,7 +206,7 @@ fn read(domain: &str, seed: u64) {
     say("clean");
 }
 
-/// Receives what is left, until every writer is gone and forgotten.
+/// Receives the remaining payloads, until every writer is gone and forgotten.
 fn drain(receiver: &mut Receiver) {
     until("writers that are gone", || {
         while let Some(payload) = receiver.try_recv().unwrap() {
@@ -254,7 +255,7 @@ impl Process {
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in out.lines().map_while(Result::ok) {
-                // The test harness prints beside it.
+                // The test harness prints to the same stream.
                 if let Some((_, said)) = line.split_once('@') {
                     let _ = sender.send(said.to_owned());
                 }
@@ -272,14 +273,14 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits until the process has said something.
+    /// Waits until the process has printed `what`.
     fn expect(&mut self, what: &str) {
         let began = Instant::now();
         while !self.seen.iter().any(|said| said == what) {
             let left = BOUND.saturating_sub(began.elapsed());
             match self.lines.recv_timeout(left) {
                 Ok(line) => self.seen.push(line),
-                Err(error) => panic!("{}, process {}: never said {what:?}: {error}", self.role, self.pid()),
+                Err(error) => panic!("{}, process {}: never printed {what:?}: {error}", self.role, self.pid()),
             }
         }
     }
@@ -293,7 +294,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Stops all its threads.
+    /// Stops all threads of the process.
     fn stop(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
         until("a stop", || {
@@ -312,7 +313,7 @@ impl Process {
     }
 }
 
-/// Returns what the system has of a domain: mappings and sockets of any process, files of any name.
+/// Returns all traces of a domain in the system: mappings and sockets of any process, files of any name.
 fn traces(domain: &str) -> Vec<String> {
     let mut traces = Vec::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -341,7 +342,7 @@ fn one_run(seed: u64) {
     let mut random = Random::new(seed + 1);
     let domain = domain_name("seeded", seed);
     let role = |kind: usize, life: u64| format!("{} {domain} {}", ["write", "read"][kind % 2], seed * 100 + life);
-    // Which of them is the host is up to them.
+    // Any of them may be the host.
     let mut processes: Vec<_> = (0..4).map(|index| Process::start(&role(index, index as u64))).collect();
     let young = random.below(4) == 0;
     if !young {
@@ -364,7 +365,7 @@ fn one_run(seed: u64) {
             .iter()
             .for_each(|writer| reader.expect(&format!("hears {}", writer.pid())));
     }
-    // Writers end first: they must get all back from readers that live.
+    // Writers end first: they must get everything back from readers that are alive.
     writers.into_iter().for_each(|writer| writer.end("clean"));
     readers.into_iter().for_each(|reader| reader.end("clean"));
     assert_eq!(traces(&domain), [""; 0]);
@@ -469,7 +470,7 @@ fn a_stopped_host_holds_up_newcomers_only_and_is_named() {
         problem.contains(&format!("process {} has the domain's address", host.pid())),
         "{problem}"
     );
-    // With the host gone, one of the others is it.
+    // After the host's death, another process becomes the host.
     host.kill();
     let newcomer = join(&domain);
     let mut late = newcomer.receiver("data", ReceiverOptions::default()).unwrap();

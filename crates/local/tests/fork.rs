@@ -20,7 +20,7 @@ fn child() {
     let mut receiver = member.receiver("data", ReceiverOptions::default()).unwrap();
     let mut sender = member.sender("other", SenderOptions::default()).unwrap();
     let payload = receiver.recv(Some(BOUND)).unwrap().unwrap();
-    // SAFETY: The child uses memory and system calls only, and no lock that another thread may have held.
+    // SAFETY: The child uses only memory and system calls, and no lock that another thread may have held.
     match unsafe { libc::fork() } {
         0 => {
             assert!(matches!(receiver.try_recv(), Err(Error::Forked)));
@@ -58,7 +58,7 @@ fn a_forked_child_takes_nothing_and_keeps_nobody_alive() {
         .filter_map(|line| line.split_once('@')?.1.parse().ok())
         .next()
         .unwrap();
-    // The child has dropped its copy, and its parent has not.
+    // The child has dropped its copy, but its parent has not.
     assert!(sender.used_bytes() > 1_000_000);
     parent.kill().unwrap();
     parent.wait().unwrap();

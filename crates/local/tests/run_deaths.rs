@@ -1,4 +1,5 @@
-//! Processes of a program that are killed at any moment: the others end within a bound, with what was right until then.
+//! Processes of a program that are killed at any moment: the others end within a bound, and their results until then
+//! are correct.
 //!
 //! Every process is this test's program, started again in a role. `COORP_LOCAL_FAULT_RUNS` sets the number of seeded runs.
 
@@ -17,7 +18,7 @@ use coorp_local::run::{
 };
 use coorp_local::Sender;
 
-/// Nothing may take longer, on a machine that is busy with other tests.
+/// The time limit for everything, on a machine that is busy with other tests.
 const BOUND: Duration = Duration::from_secs(30);
 const ROLE: &str = "COORP_LOCAL_TEST_ROLE";
 const FEDERATES: u16 = 4;
@@ -36,7 +37,7 @@ impl Random {
     }
 }
 
-/// A source ticks every millisecond; `left` and `right` pass its value on; `sink` sees both.
+/// Returns a program: a source ticks every millisecond, `left` and `right` pass its value on, and `sink` sees both.
 fn program() -> Program {
     let side = |name, at| {
         Reactor::new(name, FederateId(at))
@@ -74,11 +75,11 @@ fn program() -> Program {
 struct Host {
     graph: Arc<Graph>,
     count: u64,
-    /// How many values the sink saw from each side, and the latest.
+    /// The number of values that the sink saw from each side, and the latest value.
     seen: [(u64, u64); 2],
 }
 
-/// Returns a value: its number, and bytes that follow from it. Every third is small.
+/// Returns a value: its number, and bytes derived from the number. Every third value is small.
 fn value(number: u64) -> Arc<Vec<u8>> {
     let length = if number % 3 == 0 {
         1000
@@ -93,7 +94,7 @@ fn value(number: u64) -> Arc<Vec<u8>> {
     Arc::new(bytes)
 }
 
-/// Returns the number of a value that is as it was sent.
+/// Returns the number of a value, after checking that it is intact.
 fn checked(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(bytes == value(number).as_slice(), "a torn value");
@@ -179,7 +180,7 @@ fn coordinator(domain: &str) -> CoordinatorSettings {
     }
 }
 
-/// The role of a process: `rti`, or the number of a federate. Prints how it ended.
+/// Plays the role of a process: `rti`, or the number of a federate. Prints how it ended.
 fn play(domain: &str, role: &str, survives: bool) {
     let graph = Arc::new(Graph::new(&program()).unwrap());
     let standby = Standby::new().unwrap();
@@ -254,7 +255,7 @@ fn end(mut child: Child, since: Instant) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Addresses that processes of this program have. Memory has no name.
+/// Returns the addresses that processes of this program have. Memory has no name.
 fn traces(domain: &str) -> Vec<String> {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     sockets
@@ -283,7 +284,7 @@ fn one_run(seed: u64) {
     let name = format!("[\"f{role}\"]");
     for (mut process, other) in processes {
         if other == "rti" {
-            // It may have waited for the death of a federate that coordinates, and finds nobody now.
+            // The process may have waited for the death of a coordinating federate, and finds none now.
             process.kill().unwrap();
             process.wait().unwrap();
             continue;

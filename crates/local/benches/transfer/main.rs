@@ -1,4 +1,4 @@
-//! Latencies between processes. The same beside plain iceoryx2: `crates/local/peers`.
+//! Measures latencies between processes. `crates/local/peers` compares them with plain iceoryx2.
 //!
 //!     cargo bench -p coorp-local [-- --quick]
 

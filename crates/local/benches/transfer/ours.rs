@@ -52,7 +52,7 @@ impl scenarios::Sender for Sender {
 
 impl scenarios::Receiver for Receiver {
     fn recv(&mut self, _patient: bool, bytes: &mut dyn FnMut(&[u8])) -> u64 {
-        // It spins briefly and then sleeps, also where the peer only spins.
+        // It spins briefly and then sleeps, even if the peer only spins.
         let payload = self.0.recv(None).unwrap().unwrap();
         bytes(payload.part(0).unwrap());
         u64::from_le_bytes(payload.header().try_into().unwrap())

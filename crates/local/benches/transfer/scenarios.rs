@@ -1,8 +1,9 @@
-//! What is measured: a 64-byte hop, broadcast to three and gather from three of 1, 10 and 50 MB.
+//! The measured scenarios: a 64-byte hop, and broadcast to three and gather from three of 1, 10 and 50 MB.
 //!
-//! Two clocks for large payloads: from a private array, which costs one copy, and from a loaned buffer that is filled
-//! already, which costs none. `view` ends when every reader has its view; `read` when it has read a byte of every page.
-//! The two ends of a spinning hop are pinned to two cores, since a scheduler may keep them on one for minutes.
+//! Large payloads are timed in two ways: from a private array, which costs one copy, and from a loaned buffer that is
+//! already filled, which costs none. `view` ends when every reader has its view; `read` ends when every reader has read
+//! a byte of every page. The two ends of a spinning hop are pinned to two cores, because a scheduler may keep them on
+//! one for minutes.
 
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use rustix::time::{clock_gettime, ClockId};
 const PEERS: usize = 3;
 const MEGABYTE: usize = 1_000_000;
 
-/// What a transport offers to a benchmark. Stamps are nanoseconds of the monotonic clock, which all processes share.
+/// The interface of a transport for a benchmark. Stamps are nanoseconds of the monotonic clock, which all processes
+/// share.
 pub trait Transport {
     fn sender(&self, channel: &str, bytes_max: usize) -> Box<dyn Sender>;
     fn receiver(&self, channel: &str) -> Box<dyn Receiver>;
@@ -22,7 +24,8 @@ pub trait Transport {
 pub trait Sender {
     fn wait_for_readers(&mut self, readers: usize);
     fn send_copy(&mut self, stamp: u64, bytes: &[u8]);
-    /// Gets memory, and fills it as a camera does: without emptying the processor's caches. A byte of each page stands for all.
+    /// Gets memory, and fills it as a camera does: without emptying the processor's caches. One byte of each page
+    /// represents all.
     fn prepare(&mut self, bytes: usize);
     fn send_prepared(&mut self, stamp: u64);
 }
@@ -32,7 +35,7 @@ pub trait Receiver {
     fn recv(&mut self, patient: bool, bytes: &mut dyn FnMut(&[u8])) -> u64;
 }
 
-/// A transport's name, and how to join a domain of it.
+/// A transport's name, and the function that joins a domain of it.
 pub type Named = (&'static str, fn(&str) -> Box<dyn Transport>);
 
 pub fn now() -> u64 {
@@ -58,7 +61,7 @@ impl From {
     }
 }
 
-/// Measures these transports in turn, or plays the part that the command line says.
+/// Measures these transports in turn, or plays the role given on the command line.
 pub fn run(transports: &[Named]) {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -108,7 +111,7 @@ fn report(what: &str, (transport, _): &Named, mut samples: Vec<u64>) {
     println!("{what:<34} {transport:>12} {:>12.2} {:>12.2}", at(0.5), at(0.99));
 }
 
-/// Pins this process to one of the first two cores, or to none of them in particular.
+/// Pins this process to one of the first two cores, or lets it run on either.
 fn pin(core: Option<usize>) {
     let mut cores = CpuSet::new();
     core.map_or(0..CpuSet::MAX_CPU, |core| core..core + 1)
@@ -117,7 +120,7 @@ fn pin(core: Option<usize>) {
     let _ = sched_setaffinity(None, &cores);
 }
 
-/// Returns a domain of its own for every measurement.
+/// Returns a new domain, for one measurement.
 fn domain() -> String {
     format!("bench-{}-{}", std::process::id(), now())
 }
@@ -201,7 +204,7 @@ fn child(role: &str, transport: &dyn Transport, bytes: usize, count: usize) {
     }
 }
 
-/// One way, as half of there and back.
+/// Returns one-way latencies, as half of the round trips.
 fn hop((name, join): &Named, count: usize) -> Vec<u64> {
     let domain = domain();
     let transport = join(&domain);
@@ -223,7 +226,7 @@ fn hop((name, join): &Named, count: usize) -> Vec<u64> {
     samples
 }
 
-/// One way, to a reader that has gone to sleep.
+/// Returns one-way latencies to a reader that has gone to sleep.
 fn asleep((name, join): &Named, count: usize) -> Vec<u64> {
     let domain = domain();
     let transport = join(&domain);
@@ -242,7 +245,7 @@ fn asleep((name, join): &Named, count: usize) -> Vec<u64> {
     samples
 }
 
-/// From the sender's start until the last of three has it.
+/// Returns the times from the sender's start until the last of three readers has the payload.
 fn broadcast((name, join): &Named, bytes: usize, from: From, count: usize) -> Vec<u64> {
     let domain = domain();
     let transport = join(&domain);
@@ -271,14 +274,14 @@ fn broadcast((name, join): &Named, bytes: usize, from: From, count: usize) -> Ve
         let arrived = (0..PEERS).map(|_| answers.recv(false, &mut |_| {})).max();
         arrived.unwrap() - began
     });
-    // The first ones allocate, and map, what the others use again.
+    // The first payloads allocate and map memory that the others use again.
     let samples: Vec<_> = samples.skip(count / 10).collect();
     payloads.send_copy(0, &source);
     end(children);
     samples
 }
 
-/// From each of three senders' start until the reader has it.
+/// Returns the times from each of three senders' start until the reader has the payload.
 fn gather((name, join): &Named, bytes: usize, from: From, count: usize) -> Vec<u64> {
     let domain = domain();
     let transport = join(&domain);

@@ -1,19 +1,21 @@
-//! Spreads a program over robots: on each, its federates are local processes as ever, and a bridge stands in for the rest.
+//! Spreads a program over robots: on each robot, its federates are local processes as usual, and a bridge stands in for
+//! the rest.
 //!
-//! One robot has the RTI. There, the bridge holds the inbox of each federate of another robot, for as long as that is
+//! One robot has the RTI. There, the bridge holds the inbox of each federate of another robot, while that federate is
 //! connected on its own robot (`hub.rs`). On every other robot, it holds the RTI's office and inbox (`spoke.rs`). So
-//! neither federates nor the RTI know of it, and the program's result is the same.
+//! neither federates nor the RTI notice the bridge, and the program's result is the same.
 //!
 //! - **Messages** are control: frames, in order and without loss, over a [`Link`] that guarantees neither (`pipe.rs`).
-//! - **Large values** are bulk, from robot to robot, once to each that reads them (`payloads.rs`). A message that refers to
-//!   a value waits until that is published on its receiver's robot, and so does everything behind it in its link.
-//! - **Death.** A robot that is not heard for [`BridgeSettings::silence_max`] is gone, and its federates with it. Robots
-//!   without the RTI's robot let go of the office. A federate there takes it, and finds out which others are missing.
-//!   A message whose sender died before its value arrived says that the input stays absent.
-//! - **The clock** has to be that of all robots: [`Clock::TimeOfDay`](super::Clock::TimeOfDay), synchronised.
+//! - **Large values** are bulk, from robot to robot, once to each robot that reads them (`payloads.rs`). A message that
+//!   refers to a value waits until the value is published on the receiver's robot, and so does everything behind the
+//!   message in its link.
+//! - **Death.** A robot that is not heard for [`BridgeSettings::silence_max`] is gone, and its federates with it. If
+//!   the RTI's robot is gone, the others release the office. A federate there takes it, and finds out which federates
+//!   are missing. A message whose sender died before its value arrived says that the input stays absent.
+//! - **The clock** has to be common to all robots: [`Clock::TimeOfDay`](super::Clock::TimeOfDay), synchronised.
 //!
-//! Left out: decentralised coordination, whose federates send to each other. Choosing the RTI's robot anew; a robot that
-//! comes back. Checks of what a robot may say: robots of a team trust each other, and the link has to know who they are.
+//! Left out: decentralised coordination, whose federates send to each other. Choosing another RTI's robot; a robot that
+//! comes back. Checks of a robot's messages: robots of a team trust each other, and the link has to authenticate them.
 
 mod frame;
 mod hub;
@@ -43,18 +45,18 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time;
 
-/// How often it looks which federates are there, and sleeps at most.
+/// The interval at which it checks which federates are there, and its longest sleep.
 const LOOK_PERIOD: time::Duration = time::Duration::from_millis(5);
-/// How many messages are passed on before the network is looked at again.
+/// The number of messages passed on before the network is checked again.
 const BURST: usize = 256;
-/// The most packets that wait for the bridge; more are dropped, as the network might.
+/// The maximum number of packets that wait for the bridge; more are dropped, as a network may do.
 const PACKETS_MAX: usize = 1024;
-/// The most bulk messages that wait for the bridge.
+/// The maximum number of bulk messages that wait for the bridge.
 const BULK_MAX: usize = 8;
-/// How often it says that it leaves, as packets may be lost.
+/// The number of times that it says that it leaves, because packets may be lost.
 const GOODBYES: usize = 3;
 
-/// Where a program runs, and how it is bridged.
+/// The placement of a program, and the settings of its bridge.
 #[derive(Clone, Debug)]
 pub struct BridgeSettings {
     /// The name of the program's domain on this robot.
@@ -65,11 +67,11 @@ pub struct BridgeSettings {
     pub here: RobotId,
     /// The robot with the RTI.
     pub hub: RobotId,
-    /// A robot that says nothing for so long is gone.
+    /// The time after which a silent robot is gone.
     pub silence_max: Duration,
-    /// How long to wait for the RTI's robot at first.
+    /// The time to wait for the RTI's robot at the start.
     pub start_max: Duration,
-    /// How large values of other robots are stored.
+    /// The storage of large values from other robots.
     pub store: SenderOptions,
 }
 
@@ -90,21 +92,21 @@ impl BridgeSettings {
 
 /// The way to the other robots.
 pub trait Link {
-    /// Sends a packet of up to 64 KiB and a little, soon or never.
+    /// Sends a packet of slightly more than 64 KiB at most, soon or never.
     fn send(&mut self, to: RobotId, packet: &[u8]);
 
-    /// Sends bulk, all slices in one message. Returns whether it takes it: if too much waits already, it does not. What it
-    /// takes arrives, in order, or [`Arrivals::fail`] says that it does not.
+    /// Sends bulk, all slices in one message. Returns whether the link accepts it: if too much already waits, it does
+    /// not. Accepted messages arrive in order, or [`Arrivals::fail`] reports that they do not.
     ///
     /// # Errors
-    /// What ends the program on this robot.
+    /// The reason to end the program on this robot.
     fn send_bulk(&mut self, to: RobotId, name: &str, slices: &[&[u8]]) -> Result<bool, String>;
 
     /// Returns the name of a robot.
     fn name(&self, robot: RobotId) -> String;
 }
 
-/// Where a link puts what arrives, from any thread.
+/// Takes what arrives over a link, from any thread.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     shared: Arc<Shared>,
@@ -125,7 +127,7 @@ struct Arrived {
 }
 
 impl Arrivals {
-    /// How the names of a bridge's bulk messages begin.
+    /// The prefix of the names of a bridge's bulk messages.
     pub const BULK_PREFIX: &str = NAME_PREFIX;
 
     fn new() -> Result<Self, Error> {
@@ -138,7 +140,7 @@ impl Arrivals {
         Ok(Arrivals { shared })
     }
 
-    /// A packet arrived.
+    /// Takes a packet that arrived.
     pub fn packet(&self, from: RobotId, packet: Vec<u8>) {
         self.put(|arrived| {
             if arrived.packets.len() < PACKETS_MAX {
@@ -147,24 +149,24 @@ impl Arrivals {
         });
     }
 
-    /// Returns whether there is room for bulk. Until there is, keep it.
+    /// Returns whether there is room for bulk. The link must keep its bulk until there is.
     pub fn has_room(&self) -> bool {
         lock(&self.shared.arrived).bulk.len() < BULK_MAX
     }
 
-    /// Bulk arrived.
+    /// Takes bulk that arrived.
     pub fn bulk(&self, from: RobotId, name: String, body: Vec<u8>) {
         self.put(|arrived| arrived.bulk.push_back((from, name, body)));
     }
 
-    /// Something that was to be sent does not arrive, or the link is of no more use. Ends the bridge.
+    /// Ends the bridge, because something sent does not arrive, or the link no longer works.
     pub fn fail(&self, why: String) {
         self.put(|arrived| {
             arrived.failure.get_or_insert(why);
         });
     }
 
-    /// Has [`Bridge::run`] return.
+    /// Makes [`Bridge::run`] return.
     pub fn quit(&self) {
         self.shared.quit.store(true, SeqCst);
         self.shared.bell.ring();
@@ -187,7 +189,7 @@ impl AsFd for Arrivals {
     }
 }
 
-/// Where the federates of a program are.
+/// The places of the federates of a program.
 #[derive(Debug)]
 struct Place {
     here: RobotId,
@@ -207,7 +209,7 @@ impl Place {
         })
     }
 
-    /// Every federate has a robot.
+    /// Returns the robot of a federate; every federate has one.
     fn of(&self, federate: FederateId) -> RobotId {
         self.robots.get(usize::from(federate.0)).copied().unwrap_or(self.hub)
     }
@@ -226,16 +228,17 @@ pub struct Bridge {
     arrivals: Arrivals,
     payloads: Payloads,
     side: Side,
-    /// To each robot with which messages are exchanged.
+    /// The pipes to the robots with which messages are exchanged.
     pipes: BTreeMap<RobotId, Pipe>,
     session: u64,
     began: Instant,
-    /// Let go of last: who takes it finds nothing of this bridge.
+    /// The office, released last, so that its next holder finds nothing of this bridge.
     _office: Option<OwnedFd>,
 }
 
 impl Bridge {
-    /// Joins the program's domain. Before any federate here starts, as one would take the RTI's office.
+    /// Joins the program's domain. Must be called before any federate starts here, because a federate would take the
+    /// RTI's office.
     ///
     /// # Errors
     /// If the settings do not fit the program, the office is taken, or the domain fails.
@@ -272,12 +275,12 @@ impl Bridge {
         })
     }
 
-    /// Returns where the link puts what arrives.
+    /// Returns the object to which the link passes what arrives.
     pub fn arrivals(&self) -> Arrivals {
         self.arrivals.clone()
     }
 
-    /// Passes everything on until the federates that it connects have come and gone, or until told to quit.
+    /// Passes everything on until the federates that it connects have joined and left, or until told to quit.
     ///
     /// # Errors
     /// If the RTI's robot cannot be reached, the link fails, or the domain does.
@@ -330,7 +333,7 @@ impl Bridge {
         self.take_events(link).map(drop)
     }
 
-    /// Returns whether there were any.
+    /// Handles the pipes' events. Returns whether there were any.
     fn take_events(&mut self, link: &impl Link) -> Result<bool, Failure> {
         let mut has_events = false;
         for (robot, pipe) in &mut self.pipes {
@@ -342,7 +345,7 @@ impl Bridge {
                     (Event::Frame(bytes), side) => match (Frame::decode(&bytes), side) {
                         (Some(frame), Side::Hub(hub)) => hub.on_frame(*robot, frame),
                         (Some(frame), Side::Spoke(spoke)) => spoke.on_frame(frame, &mut self.payloads),
-                        // Only bridges of the same version are there.
+                        // All bridges have the same version.
                         (None, _) => return Err(Failure::Fault("a message that no bridge writes".to_owned())),
                     },
                     (Event::Down, Side::Hub(hub)) => {
@@ -406,7 +409,7 @@ impl Bridge {
         for receiver in &mut side {
             is_ready |= receiver.arm();
         }
-        // What a full pipe does not take would wake it again and again.
+        // Messages that a full pipe does not take would wake it repeatedly.
         if is_ready && self.pipes.values().all(Pipe::has_room) {
             return Ok(());
         }
@@ -423,7 +426,7 @@ impl Bridge {
     }
 }
 
-/// Returns the bridge's own clock.
+/// Returns the time on the bridge's own clock.
 fn now() -> Instant {
     Clock::Machine.now()
 }

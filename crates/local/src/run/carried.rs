@@ -1,4 +1,4 @@
-//! Values: an object for readers here, bytes or a reference for readers elsewhere.
+//! Values: an object for readers in this process, bytes or a reference for readers elsewhere.
 
 use crate::Payload;
 use coorp_core::logical::{ElementId, Value};
@@ -7,10 +7,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 
-/// The largest value that travels in a message. Kwok, section IV-C1: larger ones go into the object store.
+/// The largest value that travels in a message. Larger ones go into the object store (Kwok, section IV-C1).
 pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes that serde copies at once: it takes a `Vec<u8>` for a list, and each byte for an item.
+/// Bytes that serde copies at once: it would treat a `Vec<u8>` as a list with an item per byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Whole(pub Vec<u8>);
 
@@ -40,14 +40,14 @@ impl<'de> Deserialize<'de> for Whole {
     }
 }
 
-/// How a value travels.
+/// The form in which a value travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Wire {
     Inline {
         header: Whole,
         parts: Vec<Whole>,
     },
-    /// In the channel of this output, as the payload with this number.
+    /// A payload with this number, in the channel of this output.
     Payload {
         output: ElementId,
         number: u64,
@@ -57,9 +57,9 @@ pub(super) enum Wire {
 /// A value of the scheduler.
 #[derive(Clone, Debug)]
 pub(super) enum Carried<T> {
-    /// For readers of this federate only.
+    /// For readers in this federate only.
     Here(T),
-    /// For readers of this federate and of others.
+    /// For readers in this federate and in others.
     Both(T, Arc<Wire>),
     /// On its way to another federate.
     Away(Arc<Wire>),
@@ -81,7 +81,7 @@ impl<T> Serialize for Carried<T> {
         match self {
             Carried::Away(wire) | Carried::Both(_, wire) => wire.serialize(serializer),
             Carried::Here(_) | Carried::From(_) => {
-                Err(serde::ser::Error::custom("an object of this process does not leave it"))
+                Err(serde::ser::Error::custom("an object of this process cannot leave it"))
             }
         }
     }
@@ -104,7 +104,7 @@ pub(super) enum Kept {
 }
 
 impl Received {
-    /// Returns the header, as its sender wrote it.
+    /// Returns the header, without the runtime's bytes.
     pub fn header(&self) -> &[u8] {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
@@ -115,7 +115,7 @@ impl Received {
         }
     }
 
-    /// Returns how many parts it has.
+    /// Returns the number of parts.
     pub fn parts(&self) -> usize {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
@@ -126,7 +126,7 @@ impl Received {
         }
     }
 
-    /// Returns a part, if there are as many.
+    /// Returns a part; `None` beyond the last one.
     pub fn part(&self, index: usize) -> Option<&[u8]> {
         match &self.0 {
             Kept::Inline(wire) => match &**wire {
@@ -137,7 +137,7 @@ impl Received {
         }
     }
 
-    /// Returns the shared memory that it lies in, if it came that way.
+    /// Returns the shared memory of the value, if it came that way.
     pub fn payload(&self) -> Option<&Arc<Payload>> {
         match &self.0 {
             Kept::Inline(_) => None,

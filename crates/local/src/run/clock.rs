@@ -1,4 +1,4 @@
-//! The clock by which a program starts, and behind which its logical time stays.
+//! The clock by which a program starts; its logical time stays behind this clock.
 
 use coorp_core::Instant;
 use rustix::time::{clock_gettime, ClockId};
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The clock of a program, the same for all its federates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// That of one machine, which nobody sets (`CLOCK_MONOTONIC`).
+    /// The clock of one machine, which nobody sets (`CLOCK_MONOTONIC`).
     #[default]
     Machine,
     /// The time of day (`CLOCK_REALTIME`), for programs on several machines whose clocks are synchronised. Within a
-    /// process it stands still if it is set back.
+    /// process, it stops while it is set back.
     TimeOfDay,
 }
 

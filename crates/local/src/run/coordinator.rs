@@ -1,8 +1,8 @@
-//! Drives the RTI of one program, for as long as this process is the one to do so.
+//! Drives the RTI of one program, for as long as this process coordinates.
 //!
-//! An abstract Unix address is the office: whoever binds it coordinates, until its process ends or it returns. The others
-//! hold a connection to it, which nobody accepts and which the kernel closes with it. Each RTI's epoch begins with the
-//! time of the program's clock at which it took the office, so it is greater than that of every earlier one.
+//! An abstract Unix address is the office: the process that binds it coordinates, until it ends or returns. The others
+//! hold a connection to the address, which nobody accepts and which the kernel closes with the address. Each RTI's
+//! epoch begins with the program's time at which it took the office, so each epoch is greater than all earlier ones.
 
 use super::carried::Carried;
 use super::frames::{decode, inbox, Outbound, QUEUE_MESSAGES, RETRY};
@@ -23,13 +23,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it looks which federates are there.
+/// The interval at which it checks which federates are there.
 const LOOK_PERIOD: Duration = Duration::from_millis(5);
-/// After so long, a running program goes on without the federates that did not come to a new coordinator.
+/// The time after which a running program continues without the federates that did not join a new coordinator.
 const ABSENCE_MAX: Duration = Duration::from_secs(2);
-/// How soon to try again for an office that is neither free nor reachable: its holder is just taking it.
+/// The pause before retrying to take an office that is neither free nor reachable, because its holder is just taking
+/// it.
 const OFFICE_PAUSE: Duration = Duration::from_millis(5);
-/// How many messages are handled before the clock and the links are looked at again.
+/// The number of messages handled before the clock and the links are checked again.
 const BURST: usize = 256;
 
 const TAKE_OFFICE: &str = "take the address of the program's coordinator";
@@ -42,20 +43,20 @@ pub(super) fn federate_channel(federate: FederateId) -> String {
     format!("federate/{}", federate.0)
 }
 
-/// To the RTI.
+/// A message to the RTI.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ToRti<V> {
     pub from: FederateId,
     pub envelope: Envelope<Up<V>>,
 }
 
-/// To a federate.
+/// A message to a federate.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToFederate<V> {
     Rti(Envelope<Down<V>>),
     /// From another federate, without the RTI.
     Peer(PeerMessage<V>),
-    /// Somebody outside of the program wants it to end.
+    /// The program is asked to end from outside.
     Stop,
 }
 
@@ -66,11 +67,11 @@ pub struct CoordinatorSettings {
     pub domain: String,
     /// The program's clock.
     pub clock: Clock,
-    /// Those of the RTI.
+    /// The settings of the RTI.
     pub rti: RtiConfig,
 }
 
-/// What other threads may tell a coordinator.
+/// The handle by which other threads control a coordinator.
 #[derive(Clone, Debug)]
 pub struct Standby {
     shared: Arc<Shared>,
@@ -84,7 +85,7 @@ struct Shared {
 }
 
 impl Standby {
-    /// For one call of [`coordinate`].
+    /// Creates a handle for one call of [`coordinate`].
     ///
     /// # Errors
     /// If the system has no descriptor left.
@@ -98,13 +99,13 @@ impl Standby {
         Ok(Standby { shared })
     }
 
-    /// Has [`coordinate`] return.
+    /// Makes [`coordinate`] return.
     pub fn quit(&self) {
         self.shared.quit.store(true, SeqCst);
         self.shared.bell.ring();
     }
 
-    /// Has the program end, if this process coordinates it.
+    /// Ends the program, if this process coordinates it.
     pub fn request_stop(&self) {
         self.shared.stop.store(true, SeqCst);
         self.shared.bell.ring();
@@ -115,7 +116,7 @@ impl Standby {
     }
 }
 
-/// Waits until no other process coordinates the program, and then does so until its end, or until told to quit.
+/// Waits until no other process coordinates the program, and then coordinates it until its end, or until told to quit.
 ///
 /// # Errors
 /// If nothing was started, or the domain fails.
@@ -133,7 +134,7 @@ fn office_address(domain: &str) -> Result<SocketAddrUnix, Error> {
     SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(Error::system(TAKE_OFFICE))
 }
 
-/// Returns the office, unless somebody has it.
+/// Takes the office, unless another process has it.
 pub(super) fn try_office(domain: &str) -> Result<Option<OwnedFd>, Error> {
     match socket::listen(&office_address(domain)?) {
         Ok(office) => Ok(Some(office)),
@@ -142,7 +143,7 @@ pub(super) fn try_office(domain: &str) -> Result<Option<OwnedFd>, Error> {
     }
 }
 
-/// Returns nothing if told to quit first.
+/// Waits for the office, and takes it; `None` if told to quit first.
 fn take_office(domain: &str, standby: &Standby) -> Result<Option<OwnedFd>, Error> {
     let address = office_address(domain)?;
     while !standby.is_over() {
@@ -173,7 +174,7 @@ struct Coordinator<'a> {
     inbox: Receiver,
     links: Vec<Link>,
     looked: Option<Instant>,
-    /// Until when federates that never came may still be on their way.
+    /// The time until which federates that never joined may still be on their way.
     expects_until: Option<Instant>,
     is_over: bool,
 }
@@ -218,7 +219,7 @@ impl<'a> Coordinator<'a> {
     fn run(mut self) -> Result<(), Failure> {
         loop {
             let gone = self.look()?;
-            // Whatever a dead federate sent has arrived by now: no more than its queue holds.
+            // Everything that a dead federate sent has arrived by now: at most what its queue holds.
             let most = if gone.is_empty() {
                 BURST
             } else {
@@ -235,7 +236,7 @@ impl<'a> Coordinator<'a> {
                 return Ok(());
             }
             if self.standby.shared.stop.load(SeqCst) {
-                // Those who come later are told then.
+                // Federates that join later are told then.
                 for link in self
                     .links
                     .iter_mut()
@@ -249,7 +250,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Looks which federates came, and returns those that are gone.
+    /// Checks which federates have joined, and returns those that are gone.
     fn look(&mut self) -> Result<Vec<FederateId>, Failure> {
         let mut gone = Vec::new();
         let due = self.looked.is_none_or(|at| at.elapsed() >= LOOK_PERIOD);
@@ -288,7 +289,7 @@ impl<'a> Coordinator<'a> {
         Ok(())
     }
 
-    /// Does what the RTI wants.
+    /// Carries out the RTI's actions.
     fn act(&mut self) -> Result<(), Failure> {
         while let Some(action) = self.rti.poll() {
             match action {

@@ -1,4 +1,4 @@
-//! Drives one federate: takes what its state machine decides, and tells it what happens.
+//! Drives one federate: carries out the decisions of its state machine, and reports events to it.
 
 use super::carried::{Carried, Kept, Wire};
 use super::coordinator::{federate_channel, names, ToFederate, ToRti, RTI_CHANNEL};
@@ -25,15 +25,15 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time;
 
-/// The longest it sleeps before it looks whether the program was interrupted.
+/// The longest sleep before checking whether the program was interrupted.
 const SLICE: time::Duration = time::Duration::from_millis(50);
-/// The longest it waits until its links are there.
+/// The longest wait for its links.
 const CONNECTING_MAX: time::Duration = time::Duration::from_secs(5);
-/// How many messages wait for a reader before the federate pauses.
+/// The number of messages that wait for a reader before the federate pauses.
 const WAITING_MAX: usize = 1024;
-/// With so many events in its queue, a federate under decentralised coordination reads no more before it has worked.
+/// The number of queued events at which a federate under decentralised coordination stops reading until it has worked.
 const EVENTS_MAX: usize = 16_384;
-/// After a short wait, it spins so long before it sleeps.
+/// The time for which it spins before it sleeps, if the last wait was short.
 const SPIN: time::Duration = time::Duration::from_micros(100);
 
 /// The kind of coordination. All federates of a program and their coordinators must use the same.
@@ -42,14 +42,14 @@ pub enum Coordination {
     /// The RTI grants tags (Kwok, section IV-A).
     #[default]
     Centralised,
-    /// Each by itself (section IV-B). The RTI decides the start and the end only.
+    /// Each federate advances by itself (section IV-B). The RTI decides only the start and the end.
     Decentralised {
-        /// How long after a tag an input that is unknown counts as absent; `None` to wait until it is known.
+        /// The time after a tag at which an unknown input counts as absent; `None` to wait until it is known.
         offset: Option<Duration>,
     },
 }
 
-/// How a federate runs.
+/// The settings of a federate.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The kind of coordination.
@@ -58,15 +58,16 @@ pub struct Settings {
     pub domain: String,
     /// The program's clock.
     pub clock: Clock,
-    /// Do not wait for the clock.
+    /// Whether not to wait for the clock.
     pub fast: bool,
-    /// The time of the last tag, unless the program ends before.
+    /// The time of the last tag, unless the program ends earlier.
     pub timeout: Option<Duration>,
-    /// Whether the program ends when another federate dies. Otherwise its outputs stay absent.
+    /// Whether the program ends when another federate dies. Otherwise the dead federate's outputs stay absent.
     pub stop_on_death: bool,
-    /// How its large outputs are stored.
+    /// The storage of its large outputs.
     pub store: SenderOptions,
-    /// Runs a recording again up to this tag, with what [`Reactions::next_recorded`] says. For a federate alone.
+    /// Replays a recording up to this tag, with the inputs from [`Reactions::next_recorded`]. For a federate without
+    /// others.
     pub replay: Option<Tag>,
     /// Whether to keep a trace.
     pub trace: bool,
@@ -128,7 +129,7 @@ pub fn run<R: Reactions>(
     }
 }
 
-/// Has the kernel end this thread's waits in time. By default it may take 50 us longer, to save wake-ups.
+/// Makes the kernel end this thread's waits on time. By default they may take 50 us longer, to save wake-ups.
 struct NoSlack(Option<NonZeroU64>);
 
 impl NoSlack {
@@ -145,7 +146,7 @@ impl Drop for NoSlack {
     }
 }
 
-/// A replay tells the scheduler so many events ahead.
+/// The number of events that a replay passes to the scheduler ahead.
 const AHEAD: usize = 1024;
 
 type Value<R> = Carried<<R as Reactions>::Object>;
@@ -161,16 +162,16 @@ struct Coordinated<V> {
     federate: Federate<V>,
     rti: Outbound,
     inbox: Receiver,
-    /// To the federates that read its outputs, if it sends to them directly.
+    /// The links to the federates that read its outputs, if it sends to them directly.
     peers: BTreeMap<FederateId, Outbound>,
-    /// Until when links may still be on their way after the start.
+    /// The time until which links may still be on their way after the start.
     connects_until: Option<time::Instant>,
-    /// Whether the end was asked for before the start.
+    /// Whether the end was requested before the start.
     stops_at_start: bool,
 }
 
 impl<V: coorp_core::logical::Value> Coordinated<V> {
-    /// Sends what waits. Returns whether nothing waits any more.
+    /// Sends waiting messages. Returns whether none wait any more.
     fn flush(&mut self) -> Result<bool, Error> {
         let mut is_flushed = true;
         for link in self.peers.values_mut().chain([&mut self.rti]) {
@@ -179,20 +180,20 @@ impl<V: coorp_core::logical::Value> Coordinated<V> {
         Ok(is_flushed)
     }
 
-    /// Returns how many messages wait, on the link where most do.
+    /// Returns the number of waiting messages on the fullest link.
     fn waiting(&self) -> usize {
         let links = self.peers.values().chain([&self.rti]);
         links.map(Outbound::waiting).max().unwrap_or(0)
     }
 
-    /// Returns whether it has so much to do that its inbox waits, and with it those who send to it directly. An RTI's
-    /// grants must not wait; it has limits of its own.
+    /// Returns whether it has so much to do that its inbox, and the federates that send to it directly, must wait. An
+    /// RTI's grants must not wait; the RTI has its own limits.
     fn is_behind(&self, settings: &Settings) -> bool {
         let scheduler = self.federate.scheduler();
         settings.coordination != Coordination::Centralised && scheduler.events() >= EVENTS_MAX && scheduler.has_work()
     }
 
-    /// Returns whether everything that it sends will arrive, or cannot.
+    /// Returns whether everything that it sends will arrive, or can never arrive.
     fn is_connected(&mut self, outlets: &Outlets) -> bool {
         let Some(until) = self.connects_until else {
             return true;
@@ -205,7 +206,7 @@ impl<V: coorp_core::logical::Value> Coordinated<V> {
     }
 }
 
-/// What the driver has to do next.
+/// The driver's next step.
 enum Next<V> {
     Run(Tag, Duration, Vec<Ready>),
     Federate(FederateAction<V>),
@@ -216,9 +217,9 @@ enum Next<V> {
 /// The channel of an output that this federate reads.
 struct Inlet {
     receiver: Receiver,
-    /// How many inputs here are connected to it.
+    /// The number of inputs here that are connected to it.
     links: usize,
-    /// The latest payload, for the inputs that have not got it yet.
+    /// The latest payload, for the inputs that do not have it yet.
     latest: Option<(u64, Arc<Payload>, usize)>,
 }
 
@@ -233,7 +234,7 @@ struct Driver<'a, R: Reactions> {
     inlets: BTreeMap<ElementId, Inlet>,
     report: Report,
     failure: Option<Failure>,
-    /// What a replay tells the scheduler next.
+    /// The next input that a replay passes to the scheduler.
     recorded: Option<Recorded<R::Object>>,
     has_stopped: bool,
     is_flushed: bool,
@@ -287,7 +288,7 @@ impl<V: coorp_core::logical::Value> Mode<V> {
                 Some(Step::Fault(refused)) => return Some(Next::Fault(refused)),
                 Some(Step::Ended) => return Some(Next::Ended),
                 Some(Step::StopRequested(tag)) => Self::stop(scheduler, tag),
-                // Nobody to tell.
+                // There is nobody to tell.
                 Some(Step::Completed(_) | Step::Send { .. }) => {}
                 None if scheduler.is_starved() => Self::stop(scheduler, Tag::START),
                 None => return None,
@@ -295,9 +296,9 @@ impl<V: coorp_core::logical::Value> Mode<V> {
         }
     }
 
-    /// A federate alone ends as soon as it can.
+    /// Ends a federate without others as soon as possible.
     fn stop(scheduler: &mut Scheduler<V>, tag: Tag) {
-        // A refusal says that it ends before.
+        // A refusal means that it already ends earlier.
         let _ = scheduler.stop_at(tag.max(scheduler.reached().next()));
     }
 
@@ -368,7 +369,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
                     let within = offset.filter(|_| is_in_cycle).unwrap_or(Duration::ZERO);
                     let offsets = DecentralisedConfig {
                         offset,
-                        // Others of the cycle open the tag up to an offset later, and answer after another one.
+                        // Other federates of the cycle open the tag up to an offset later, and answer after another
+                        // offset.
                         offset_within_tag: within + within + within,
                         ..DecentralisedConfig::default()
                     };
@@ -377,7 +379,8 @@ impl<'a, R: Reactions> Driver<'a, R> {
                     (federate, open_peers(graph, id, &domain)?)
                 }
             };
-            // The inbox is last: once it is there, the RTI says hello, and the answer means that all channels are.
+            // The inbox comes last: once it exists, the RTI greets the federate, and the answer means that all channels
+            // exist.
             Mode::Coordinated(Box::new(Coordinated {
                 federate,
                 rti: Outbound::open(&domain, RTI_CHANNEL)?,
@@ -441,7 +444,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 self.take_requests();
                 self.feed();
                 self.look_for_interrupts()?;
-                // One that is always behind hears the others too.
+                // A federate that is always behind must still read.
                 self.read()?;
             }
             self.flush()?;
@@ -452,7 +455,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         }
     }
 
-    /// In a replay, tells the scheduler what was recorded, some way ahead.
+    /// Passes recorded inputs to the scheduler some way ahead, in a replay.
     fn feed(&mut self) {
         if self.settings.replay.is_none() {
             return;
@@ -480,18 +483,18 @@ impl<'a, R: Reactions> Driver<'a, R> {
     fn next(&mut self) -> Option<Next<Value<R>>> {
         if let Mode::Coordinated(this) = &mut self.mode {
             if !this.is_connected(&self.outlets) {
-                // What it sent now could be lost. All federates are there, so it is a matter of milliseconds.
+                // Messages sent now could be lost. All federates are there, so this takes only milliseconds.
                 return None;
             }
             if !self.is_flushed && this.waiting() >= WAITING_MAX {
-                // Those who read are behind: this federate waits for them.
+                // The readers are behind: this federate waits for them.
                 return None;
             }
         }
         self.mode.poll(self.settings.clock.now())
     }
 
-    /// What other threads asked for.
+    /// Handles the requests of other threads.
     fn take_requests(&mut self) {
         if !self.handle.is_rung() {
             return;
@@ -663,14 +666,14 @@ impl<'a, R: Reactions> Driver<'a, R> {
             }
             FederateAction::StartFailed(missing) => return Err(Failure::Missing(names(self.graph, &missing))),
             FederateAction::Expelled => return Err(Failure::Expelled),
-            // No federate comes back here. The rest is taken out by `Mode::poll`.
+            // No federate comes back here. `Mode::poll` has handled the rest.
             FederateAction::Back(_) | FederateAction::Run { .. } | FederateAction::Fault(_) | FederateAction::Ended => {
             }
         }
         Ok(())
     }
 
-    /// Sends what waits, and wakes those who got something.
+    /// Sends waiting messages, and wakes the receivers that got something.
     fn flush(&mut self) -> Result<(), Failure> {
         if let Mode::Coordinated(this) = &mut self.mode {
             if !self.is_flushed {
@@ -680,7 +683,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         Ok(())
     }
 
-    /// Takes one message, if there is one.
+    /// Reads one message, if there is one.
     fn read(&mut self) -> Result<bool, Failure> {
         let Mode::Coordinated(this) = &mut self.mode else {
             return Ok(false);
@@ -708,14 +711,14 @@ impl<'a, R: Reactions> Driver<'a, R> {
                 }
             }
             Some(ToFederate::Stop) => self.mode.request_stop(),
-            // Only processes of the same user and version are here.
+            // All processes here have the same user and version.
             None => self.fail(Failure::Fault("a message that no coordinator writes".to_owned())),
         }
         Ok(true)
     }
 
-    /// Completes the value of a message from the RTI, if this federate takes it: a payload is taken once, not by what is
-    /// dropped, from an earlier RTI or for the second time.
+    /// Completes the value of a message from the RTI, if this federate accepts the message. A payload is taken once,
+    /// not by dropped messages, such as those of an earlier RTI or repeated ones.
     fn complete(&mut self, envelope: &mut Envelope<Down<Value<R>>>, now: Instant) -> Result<(), Failure> {
         let takes = matches!(&self.mode, Mode::Coordinated(this) if this.federate.takes(envelope));
         match &mut envelope.body {
@@ -733,7 +736,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         }
     }
 
-    /// Finds the payload to which a value refers, and notes how long it took.
+    /// Finds the payload to which a value refers, and records how long it took to arrive.
     fn arrive(&mut self, input: ElementId, tag: Tag, value: &mut Value<R>, now: Instant) -> Result<(), Failure> {
         self.note_arrival(input, tag, now);
         let Carried::Away(wire) = value else {
@@ -774,7 +777,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         }
     }
 
-    /// Sleeps until something comes or is due.
+    /// Sleeps until something arrives or is due.
     fn wait(&mut self) -> Result<(), Failure> {
         let began = time::Instant::now();
         let is_connecting = matches!(&self.mode, Mode::Coordinated(this) if this.connects_until.is_some());
@@ -822,7 +825,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
         has_message || self.handle.is_rung()
     }
 
-    /// Ends the program because of this, if nothing else did before.
+    /// Ends the program because of this failure, unless it has already failed.
     fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
         self.mode.request_stop();
@@ -857,7 +860,7 @@ impl<'a, R: Reactions> Driver<'a, R> {
 }
 
 impl Inlet {
-    /// Returns the payload with this number; none if it was taken before.
+    /// Returns the payload with this number; `None` if it was already taken.
     fn payload(&mut self, number: u64) -> Result<Option<Arc<Payload>>, Failure> {
         loop {
             match &mut self.latest {

@@ -1,19 +1,19 @@
-//! Messages between federates and the RTI, in order and without loss, over the channels of a domain.
+//! Carries messages between federates and the RTI, in order and without loss, over the channels of a domain.
 
 use crate::{Domain, Error, Payload, Receiver, ReceiverOptions, Sender, SenderOptions, WhenFull};
 use serde::{de::DeserializeOwned, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The most messages that wait for a receiver that does not keep up, besides those in its queue.
+/// The maximum number of messages that wait for a slow receiver, besides those in its queue.
 const BACKLOG_MAX: usize = 65_536;
-/// How many messages a receiver can be behind before they wait here.
+/// The number of messages that a receiver can be behind before they wait here.
 pub(super) const QUEUE_MESSAGES: usize = 1024;
-/// How soon to try again while messages wait.
+/// The time until the next attempt while messages wait.
 pub(super) const RETRY: Duration = Duration::from_millis(1);
 
-/// The sending end of a link. Never blocks: what does not fit waits here. Its receiver is woken by [`Outbound::flush`] only,
-/// so that all that belongs together comes at once.
+/// The sending end of a link. Never blocks: messages that do not fit wait here. Only [`Outbound::flush`] wakes the
+/// receiver, so that messages that belong together arrive together.
 #[derive(Debug)]
 pub(super) struct Outbound {
     sender: Sender,
@@ -37,25 +37,25 @@ impl Outbound {
         })
     }
 
-    /// Returns whether somebody is at the other end.
+    /// Returns whether there is a receiver at the other end.
     pub fn is_connected(&self) -> bool {
         self.sender.readers() > 0
     }
 
-    /// Returns how many messages wait here.
+    /// Returns the number of messages that wait here.
     pub fn waiting(&self) -> usize {
         self.backlog.len()
     }
 
-    /// Sends a message. Without anybody at the other end it is dropped.
+    /// Sends a message, or drops it if there is no receiver at the other end.
     ///
     /// # Errors
-    /// If too many messages wait already, or the system refuses.
+    /// If too many messages already wait, or the system refuses.
     pub fn send(&mut self, message: &impl Serialize) -> Result<(), Error> {
         self.send_bytes(encode(message)?)
     }
 
-    /// Sends a message that is encoded already.
+    /// Sends a message that is already encoded.
     ///
     /// # Errors
     /// As for [`Outbound::send`].
@@ -76,7 +76,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Sends what waits, as far as it fits, and wakes the receiver. Returns whether nothing waits any more.
+    /// Sends waiting messages, as far as they fit, and wakes the receiver. Returns whether none wait any more.
     ///
     /// # Errors
     /// If the system refuses.

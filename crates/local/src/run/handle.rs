@@ -1,4 +1,4 @@
-//! What other threads may ask of a running federate.
+//! The handle by which other threads control a running federate.
 
 use super::outlets::Outlets;
 use crate::bell::Bell;
@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// The most physical actions that wait for the federate.
+/// The maximum number of physical actions that wait for the federate.
 const WAITING_MAX: usize = 65_536;
 
-/// Schedules physical actions, loans memory for outputs and asks for the end, from any thread.
+/// Schedules physical actions, loans memory for outputs and requests the end, from any thread.
 #[derive(Debug)]
 pub struct Handle<T> {
     shared: Arc<Shared<T>>,
@@ -52,7 +52,7 @@ impl<T> Handle<T> {
         Ok(Handle { shared })
     }
 
-    /// A physical action happened. Returns whether there was room for it.
+    /// Schedules a physical action now. Returns whether there was room for it.
     pub fn schedule(&self, action: ElementId, value: Option<T>) -> bool {
         let mut scheduled = lock(&self.shared.scheduled);
         if scheduled.len() >= WAITING_MAX {
@@ -64,9 +64,9 @@ impl<T> Handle<T> {
         true
     }
 
-    /// Memory in which a value of this output can be written where its readers read it: a header with
-    /// [`HEADER_RESERVED`](super::HEADER_RESERVED) bytes more than `header`, and parts of these lengths. Nothing if no other
-    /// federate reads the output.
+    /// Returns memory in which to write a value of this output, where its readers read it: a header with
+    /// [`HEADER_RESERVED`](super::HEADER_RESERVED) bytes more than `header`, and parts of these lengths. `None` if no
+    /// other federate reads the output.
     ///
     /// # Errors
     /// As in [`Sender::loan_parts`](crate::Sender::loan_parts).
@@ -76,7 +76,7 @@ impl<T> Handle<T> {
         loan.transpose()
     }
 
-    /// Asks for the end of the program, as soon as possible.
+    /// Requests the end of the program, as soon as possible.
     pub fn request_stop(&self) {
         self.shared.stop.store(true, SeqCst);
         self.ring();
@@ -95,7 +95,7 @@ impl<T> Handle<T> {
         self.shared.rung.load(SeqCst)
     }
 
-    /// Takes the physical actions scheduled since the last call, and whether a stop was requested.
+    /// Takes the physical actions scheduled since the last call, and returns whether a stop was requested.
     pub(super) fn take(&self) -> (Vec<(ElementId, Option<T>)>, bool) {
         if !self.shared.rung.swap(false, SeqCst) {
             return (Vec::new(), false);

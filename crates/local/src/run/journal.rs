@@ -1,10 +1,11 @@
-//! What the reactions of a program did, to be compared and replayed.
+//! Records the effects of a program's reactions, for comparison and replay.
 //!
-//! A record says at which tag a reaction ran, whether its late handler ran in its place, what came to it from the physical
-//! world or late, and its effects. Everything else of a run follows from that and from which values came late. So two runs are the same if their records are, for
-//! each reaction in order; [`Digest`] compares them without keeping them. Neither depends on the placement.
+//! A record contains the tag at which a reaction ran, whether its late handler ran instead, its inputs that were
+//! physical or late, and its effects. Everything else in a run follows from these, and from which values came late. So
+//! two runs are the same if each reaction has the same records, in order; [`Digest`] compares records without keeping
+//! them. Neither depends on the placement.
 //!
-//! Values are bytes here, in the form in which they leave a process.
+//! Values are bytes here, in the form that leaves a process.
 
 use super::Failure;
 use super::Recorded;
@@ -15,11 +16,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The largest record that is read.
+/// The maximum length of a record that is read.
 const RECORD_BYTES_MAX: u32 = 1 << 30;
 const MAGIC: &[u8; 8] = b"coorpjn2";
 
-/// A value, in the form in which it leaves a process.
+/// A value, in the form that leaves a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     /// The header.
@@ -28,7 +29,7 @@ pub struct Bytes {
     pub parts: Vec<Vec<u8>>,
 }
 
-/// What a reaction did at one tag. Ports and actions are named in full.
+/// The effects of a reaction at one tag. Ports and actions have their full names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The reaction's full name.
@@ -39,24 +40,24 @@ pub struct Record {
     pub late: bool,
     /// Physical actions, physical connections' inputs and late values that are present, with their values.
     pub physical: Vec<(String, Option<Bytes>)>,
-    /// The tags that were meant for the late values.
+    /// The intended tags of the late values.
     pub meant: Vec<(String, Tag)>,
     /// The outputs that it set.
     pub sets: Vec<(String, Bytes)>,
-    /// The actions that it scheduled: name, delay in nanoseconds on top of the least one, value.
+    /// The actions that it scheduled: name, delay in nanoseconds in addition to the minimum, value.
     pub schedules: Vec<(String, u64, Option<Bytes>)>,
-    /// Whether it asked for the end.
+    /// Whether it requested the end.
     pub stop: bool,
 }
 
-/// A hash of what each reaction did.
+/// A hash of each reaction's records.
 #[derive(Clone, Debug, Default)]
 pub struct Digest {
     reactions: BTreeMap<String, u64>,
 }
 
 impl Digest {
-    /// Adds what a reaction did next.
+    /// Adds a reaction's next record.
     pub fn add(&mut self, record: &Record) {
         let before = self.reactions.entry(record.reaction.clone()).or_default();
         let mut hash = Xxh3::with_seed(*before);
@@ -116,10 +117,10 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// A journal begins.
+    /// Begins a journal.
     ///
     /// # Errors
-    /// What `to` says.
+    /// The error of `to`.
     pub fn new(mut to: W) -> std::io::Result<Self> {
         to.write_all(MAGIC)?;
         Ok(Writer { to })
@@ -128,15 +129,15 @@ impl<W: Write> Writer<W> {
     /// Adds a record.
     ///
     /// # Errors
-    /// What the file says.
+    /// The error of the file.
     pub fn add(&mut self, record: &Record) -> std::io::Result<()> {
         self.write(&Entry::Ran(Cow::Borrowed(record)))
     }
 
-    /// A value of this input came after its tag.
+    /// Adds the fact that a value of this input came after its tag.
     ///
     /// # Errors
-    /// What the file says.
+    /// The error of the file.
     pub fn add_late(&mut self, input: &str, meant: Tag) -> std::io::Result<()> {
         self.write(&Entry::Late(input.to_owned(), meant))
     }
@@ -151,10 +152,10 @@ impl<W: Write> Writer<W> {
         self.to.write_all(&bytes)
     }
 
-    /// The journal is complete.
+    /// Completes the journal.
     ///
     /// # Errors
-    /// What the file says.
+    /// The error of the file.
     pub fn finish(mut self) -> std::io::Result<()> {
         self.to.flush()
     }
@@ -168,7 +169,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Adds the records that one federate wrote. A last record that is cut off, by a crash, is left out.
+    /// Adds the records that one federate wrote. Leaves out a last record that a crash has cut off.
     ///
     /// # Errors
     /// If it is not a journal, or damaged.
@@ -208,7 +209,7 @@ impl Journal {
     /// Returns the physical inputs of the run, each once and ordered by tag.
     ///
     /// # Errors
-    /// If a name in it is not of this program.
+    /// If a name in it is not the program's.
     pub fn physical(&self, graph: &Graph) -> Result<Vec<Recorded<Bytes>>, Failure> {
         let mut all = BTreeMap::new();
         for record in self.records.values().flatten() {
@@ -223,10 +224,10 @@ impl Journal {
             .collect())
     }
 
-    /// Returns the inputs whose values came late, each with the tag that was meant.
+    /// Returns the inputs whose values came late, each with the intended tag.
     ///
     /// # Errors
-    /// If a name in it is not of this program.
+    /// If a name in it is not the program's.
     pub fn late(&self, graph: &Graph) -> Result<BTreeSet<(Tag, ElementId)>, Failure> {
         let late = self.late.iter().map(|(name, meant)| {
             let input = graph.find(name).ok_or_else(|| Failure::Fault(other_program(name)))?;
@@ -244,7 +245,7 @@ impl Journal {
             .max()
     }
 
-    /// Returns what this reaction did next, if it was at this tag.
+    /// Returns this reaction's next record, if it is at this tag.
     pub fn next(&mut self, graph: &Graph, reaction: ReactionId, tag: Tag) -> Option<Record> {
         let name = &graph.reaction(reaction)?.name;
         let records = self.records.get_mut(name)?;
@@ -252,19 +253,19 @@ impl Journal {
         records.pop_front()
     }
 
-    /// Returns how many records are left.
+    /// Returns the number of records left.
     pub fn len(&self) -> usize {
         self.records.values().map(VecDeque::len).sum()
     }
 
-    /// Returns whether nothing is left.
+    /// Returns whether no records are left.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 fn other_program(name: &str) -> String {
-    format!("the recording is of another program: this one has no `{name}`")
+    format!("the recording is from another program: this one has no `{name}`")
 }
 
 #[cfg(test)]

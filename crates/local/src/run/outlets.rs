@@ -1,4 +1,4 @@
-//! The channels of a federate's outputs, for its driver and for those who loan memory of them.
+//! The channels of a federate's outputs, for its driver and for loans of their memory.
 
 use super::carried::{Whole, Wire};
 use super::{Encoded, Failure, HEADER_RESERVED};
@@ -14,7 +14,7 @@ struct Outlet {
     /// The output's name, for errors.
     name: String,
     sender: Sender,
-    /// How many federates read it.
+    /// The number of federates that read it.
     readers: usize,
     sent: u64,
 }
@@ -56,15 +56,15 @@ impl Outlets {
         outlets.all(|outlet| outlet.sender.readers() >= outlet.readers)
     }
 
-    /// Nothing if no other federate reads the output.
+    /// Loans memory for a value of an output; `None` if no other federate reads the output.
     pub fn loan(&self, output: ElementId, header: usize, parts: &[usize]) -> Option<Result<Loan, Error>> {
         let mut outlet = lock(self.outlets.get(&output)?);
         let loan = outlet.sender.loan_parts(HEADER_RESERVED + header, parts);
         Some(loan.map_err(|error| error.on_channel(&outlet.name)))
     }
 
-    /// Encodes a value of an output and sends it ahead of the message that refers to it, if it is large. Returns what the
-    /// message carries, and the size; nothing if no other federate reads the output.
+    /// Encodes a value of an output and sends it ahead of the message that refers to it, if it is large. Returns the
+    /// content of the message, and the size; `None` if no other federate reads the output.
     pub fn send(
         &self,
         output: ElementId,

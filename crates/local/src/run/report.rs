@@ -1,4 +1,4 @@
-//! What a federate counted.
+//! The counts of a federate.
 
 use super::trace::Trace;
 use coorp_core::logical::{ElementId, Tag};
@@ -6,51 +6,51 @@ use coorp_core::Duration;
 use hdrhistogram::Histogram;
 use std::collections::BTreeMap;
 
-/// What a federate did.
+/// The report of a federate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// The last tag that was complete.
     pub completed: Option<Tag>,
-    /// Per reaction of the program, in order of their ids.
+    /// The time of each reaction of the program, in order of their ids.
     pub reactions: Vec<Spent>,
-    /// How far behind its tag a reaction began, at most.
+    /// The maximum lag of a reaction's start behind its tag.
     pub lag_max: Duration,
-    /// Per input from another federate. Empty with `fast`.
+    /// The latencies of each input from another federate. Empty with `fast`.
     pub arrivals: BTreeMap<ElementId, Arrivals>,
-    /// Per input, the values that came after their tag. Only under decentralised coordination.
+    /// The counts of values that came after their tag, by input. Only under decentralised coordination.
     pub violations: BTreeMap<ElementId, Violations>,
     /// The federates that died.
     pub gone: Vec<String>,
-    /// Everything that happened, if it was asked for.
+    /// Everything that happened, if it was requested.
     pub trace: Option<Trace>,
 }
 
 impl Report {
-    /// Returns how many reactions ran, late ones among them.
+    /// Returns the number of reactions that ran, including late ones.
     pub fn reactions(&self) -> u64 {
         self.reactions.iter().map(|spent| spent.count).sum()
     }
 }
 
-/// How many values of an input came after their tag.
+/// Counts of an input's values that came after their tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Violations {
-    /// All.
+    /// The number of all these values.
     pub count: u64,
-    /// Those that went to reactions that handle late values. The others are not used.
+    /// The number of these that went to reactions that handle late values. The others are not used.
     pub handled: u64,
 }
 
 /// The time that a reaction took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// How often it ran.
+    /// The number of runs.
     pub count: u64,
-    /// How often its deadline had passed.
+    /// The number of runs after its deadline.
     pub late: u64,
-    /// In total.
+    /// The total time.
     pub total: Duration,
-    /// At most.
+    /// The longest time.
     pub longest: Duration,
 }
 
@@ -63,13 +63,14 @@ impl Spent {
     }
 }
 
-/// How long after its sender's tag each value of a connection arrived: E + L of Kwok, section IV-A, in microseconds.
+/// The times from the sender's tag to the arrival of a connection's values: E + L in Kwok, section IV-A, in
+/// microseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrivals(Histogram<u64>);
 
 impl Default for Arrivals {
     fn default() -> Self {
-        // Two digits; it grows with its values.
+        // Two digits; the histogram grows with its values.
         let histogram = Histogram::new(2);
         Arrivals(histogram.unwrap_or_else(|_| unreachable!("two digits are valid")))
     }
@@ -77,16 +78,16 @@ impl Default for Arrivals {
 
 impl Arrivals {
     pub(super) fn add(&mut self, lag: Duration) {
-        // It grows with its values, and only lengths beyond memory are refused.
+        // The histogram grows with its values, and refuses only lengths beyond memory.
         let _ = self.0.record(lag.as_nanos().div_ceil(1000));
     }
 
-    /// Returns how many values came.
+    /// Returns the number of values that arrived.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// Returns the time, to two digits, within which this share of the values came, between 0 and 1.
+    /// Returns the time, to two digits, within which this share of the values arrived, between 0 and 1.
     pub fn quantile(&self, share: f64) -> Duration {
         Duration::from_micros(self.0.value_at_quantile(share))
     }

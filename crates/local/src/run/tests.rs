@@ -6,7 +6,7 @@ use coorp_core::logical::{ElementId, FederateId, Graph, ReactionId, RtiConfig};
 use std::sync::Arc;
 use std::time;
 
-/// What a sink saw: the tag, and the number in each value.
+/// The observations of a sink: the tag, and the number in each value.
 pub(super) type Log = Vec<(Tag, Option<u64>, Option<u64>)>;
 
 /// Counts at each tick, and sends the count to both sides; `left` adds one and `right` doubles; `sink` sees both.
@@ -188,7 +188,7 @@ pub(super) fn coordinator(domain: &str, coordination: Coordination) -> Coordinat
     }
 }
 
-/// Runs every federate of a program on a thread of its own, and returns what each returned, with its reactions.
+/// Runs every federate of a program on a separate thread, and returns the result of each, with its reactions.
 fn run_all(
     program: &Program,
     settings: &Settings,
@@ -239,7 +239,7 @@ pub(super) fn log_of(place: [u16; 4], bytes: usize, fast: bool, coordination: Co
 #[test]
 fn the_result_depends_on_neither_placement_nor_speed_nor_size() {
     let alone = log_of([0; 4], 8, true, Coordination::Centralised);
-    // 51 counts at whole milliseconds from the left, 49 at half ones from the right.
+    // 51 counts at whole milliseconds from the left, 49 at half milliseconds from the right.
     assert_eq!(alone.len(), 100);
     assert_eq!(alone[0], (Tag::START, Some(2), None));
     assert_eq!(alone[2], (Tag::at(Duration::from_micros(1500), 0), None, Some(2)));
@@ -257,7 +257,7 @@ fn the_result_depends_on_neither_placement_nor_speed_nor_size() {
     }
 }
 
-/// With an offset that is shorter than what a message takes, each late one is reported, and none is used.
+/// With an offset shorter than a message's latency, each late message is reported, and none is used.
 #[test]
 fn violations_are_reported_and_not_used() {
     let program = diamond([0, 1, 2, 3]);
@@ -280,7 +280,7 @@ fn violations_are_reported_and_not_used() {
     }
     assert_eq!(violated, reported);
     assert!(violated > 0, "nobody is that fast");
-    // What one side does not use is missing at the sink: 101 values from the left, 99 from the right.
+    // Values that a side does not use are missing at the sink: there are 101 values from the left, 99 from the right.
     assert_eq!(seen + violated, 200);
 }
 
@@ -343,7 +343,7 @@ fn a_request_from_outside_ends_the_program() {
     stopper.join().unwrap();
 }
 
-/// The coordinator quits again and again; another takes over each time.
+/// The coordinator quits repeatedly; another takes over each time.
 #[test]
 fn coordinators_come_and_go() {
     let (program, domain) = (diamond([0, 1, 2, 3]), domain());

@@ -1,16 +1,16 @@
-//! What a federate did and when, for a viewer of traces such as Perfetto.
+//! Records the events of a federate with their times, for a trace viewer such as Perfetto.
 
 use coorp_core::logical::{ElementId, Graph, ReactionId, Tag};
 use coorp_core::Instant;
 use serde::Serialize;
 
-/// The most events that are kept. Later ones are counted only.
+/// The maximum number of events kept. Later ones are only counted.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Something that a federate did, or that happened to it.
+/// An event of a federate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A reaction ran from `at` on, or its late handler.
+    /// A reaction, or its late handler, ran from this time on.
     Reaction {
         /// The reaction.
         reaction: ReactionId,
@@ -18,7 +18,7 @@ pub enum Event {
         tag: Tag,
         /// Whether its deadline had passed.
         late: bool,
-        /// When it ended.
+        /// The time at which it ended.
         ended: Instant,
     },
     /// A value came from another federate.
@@ -41,10 +41,10 @@ pub enum Event {
     Violated {
         /// The input.
         input: ElementId,
-        /// The tag that was meant.
+        /// The intended tag.
         meant: Tag,
     },
-    /// It may advance up to this tag.
+    /// The federate may advance up to this tag.
     Granted(Tag),
     /// Everything up to this tag is done and sent.
     Completed(Tag),
@@ -65,7 +65,7 @@ pub struct Chrome<'a> {
     cat: &'static str,
     /// The phase: `X` for a slice, `i` for an instant, `M` for a name.
     ph: &'static str,
-    /// When it began, in microseconds.
+    /// The start, in microseconds.
     ts: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
@@ -100,7 +100,7 @@ impl Trace {
         &self.events
     }
 
-    /// Returns how many events there was no room for.
+    /// Returns the number of events for which there was no room.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }

@@ -1,4 +1,4 @@
-//! What bridges tell each other over a pipe.
+//! The frames that bridges exchange over a pipe.
 
 use super::payloads::Payloads;
 use crate::run::carried::{Carried, Wire};
@@ -9,18 +9,18 @@ use coorp_core::logical::protocol::{Down, Message, Up};
 use coorp_core::logical::{ElementId, FederateId};
 use serde::{Deserialize, Serialize};
 
-/// To or from the RTI's robot.
+/// A frame to or from the RTI's robot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Frame {
     /// From the RTI's robot: the name of this run.
     Run(u64),
-    /// To it: a federate is there, for this time.
+    /// To it: a federate is there, in this life.
     Here { federate: FederateId, life: u32 },
-    /// To it: the federate is gone, and what it said has been sent.
+    /// To it: the federate is gone, and all its messages have been sent.
     Away { federate: FederateId },
-    /// To it: from a federate to the RTI.
+    /// To it: a message from a federate to the RTI.
     Up(Vec<u8>),
-    /// From it: from the RTI to a federate in this life.
+    /// From it: a message from the RTI to a federate in this life.
     Down {
         federate: FederateId,
         life: u32,
@@ -71,7 +71,8 @@ impl Needed {
 }
 
 impl Held {
-    /// Returns a message to the RTI, and who it says it is from. If a receiver is `here`, its payload is needed here.
+    /// Returns a message to the RTI, and its claimed sender. If a receiver is `here`, the message's payload is needed
+    /// here.
     pub fn up(bytes: Vec<u8>, here: impl Fn(FederateId) -> bool) -> Option<(FederateId, Self)> {
         let ToRti { from, envelope } = decode_bytes::<ToRti<Carried<()>>>(&bytes)?;
         let needs = match &envelope.body {
@@ -81,7 +82,7 @@ impl Held {
         Some((from, Held { bytes, needs }))
     }
 
-    /// Returns a message from the RTI, and who it says is dead.
+    /// Returns a message from the RTI, and the federate that it reports dead, if any.
     pub fn down(bytes: Vec<u8>) -> Option<(Option<FederateId>, Self)> {
         let message = decode_bytes::<ToFederate<Carried<()>>>(&bytes)?;
         let (mut gone, mut needs) = (None, None);
@@ -106,7 +107,7 @@ impl Held {
         self.needs.map(|needed| needed.sender)
     }
 
-    /// The sender died before the payload arrived: the input stays absent.
+    /// Removes the value, because its sender died before the payload arrived: the input stays absent.
     pub fn without_value(mut self) -> Result<Self, Error> {
         self.needs = None;
         if let Some(ToFederate::Rti(mut envelope)) = decode_bytes::<ToFederate<Carried<()>>>(&self.bytes) {

@@ -1,4 +1,5 @@
-//! On the RTI's robot: stands in for each federate of another robot, whose inbox is here while it is connected there.
+//! Stands in, on the RTI's robot, for each federate of another robot. The federate's inbox is here while the federate
+//! is connected there.
 
 use super::frame::{Frame, Held};
 use super::payloads::Payloads;
@@ -12,7 +13,7 @@ use coorp_core::logical::{FederateId, Graph};
 use coorp_core::RobotId;
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a federate's robot told, in order.
+/// A report from a federate's robot, in order.
 #[derive(Debug)]
 enum Told {
     Here(u32),
@@ -24,12 +25,12 @@ enum Told {
 #[derive(Debug)]
 struct StandIn {
     robot: RobotId,
-    /// There while the federate is, for this life.
+    /// The federate's inbox, while the federate is there, and the life that it is for.
     inbox: Option<(u32, Receiver)>,
-    /// What waits for a payload, and everything after it.
+    /// Messages that wait for a payload, and everything after them.
     waiting: VecDeque<Told>,
     has_come: bool,
-    /// The RTI that spoke last.
+    /// The RTI that sent the last message.
     rti: Option<EndpointId>,
 }
 
@@ -69,7 +70,7 @@ impl Hub {
         stand_ins.filter_map(|stand_in| stand_in.inbox.as_mut().map(|(_, inbox)| inbox))
     }
 
-    /// Returns whether all federates of other robots came and went.
+    /// Returns whether all federates of other robots have joined and left.
     pub fn is_over(&self) -> bool {
         let mut stand_ins = self.stand_ins.values();
         stand_ins.all(|stand_in| stand_in.has_come && stand_in.inbox.is_none() && stand_in.waiting.is_empty())
@@ -90,10 +91,10 @@ impl Hub {
                 };
                 (federate, Told::Message(held))
             }
-            // Only other robots hear these.
+            // These are only for other robots.
             Frame::Run(_) | Frame::Down { .. } => return,
         };
-        // A robot speaks for its own federates.
+        // A robot may speak only for its own federates.
         let stand_in = self
             .stand_ins
             .get_mut(&federate)
@@ -103,7 +104,8 @@ impl Hub {
         }
     }
 
-    /// A robot is gone, and so are its federates: as if they had died before what still waits for a payload.
+    /// Handles a robot that is gone, and its federates with it, as if they had died before sending what still waits for
+    /// a payload.
     pub fn on_down(&mut self, robot: RobotId, payloads: &Payloads) -> Result<(), Failure> {
         self.act(payloads)?;
         for stand_in in self.stand_ins.values_mut().filter(|stand_in| stand_in.robot == robot) {
@@ -116,7 +118,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Does what the other robots told, as far as payloads are here.
+    /// Acts on the other robots' reports, as far as payloads are here.
     pub fn act(&mut self, payloads: &Payloads) -> Result<(), Failure> {
         let mut is_flushed = self.rti.flush()?;
         for (federate, stand_in) in &mut self.stand_ins {
@@ -134,7 +136,7 @@ impl Hub {
                         self.rti.send_bytes(held.bytes)?;
                         is_flushed = self.rti.flush()?;
                     }
-                    // The RTI has to have all that it said before.
+                    // The RTI has to have all earlier messages.
                     Told::Away if !is_flushed && self.rti.is_connected() => {
                         stand_in.waiting.push_front(Told::Away);
                         break;
@@ -146,7 +148,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Passes on what the RTI said to the federates of other robots.
+    /// Passes on the RTI's messages to the federates of other robots.
     pub fn read(&mut self, pipes: &mut BTreeMap<RobotId, Pipe>) -> Result<(), Failure> {
         for (federate, stand_in) in &mut self.stand_ins {
             let Some((life, inbox)) = &mut stand_in.inbox else {
@@ -163,7 +165,7 @@ impl Hub {
                 let Some(payload) = inbox.try_recv()? else { break };
                 burst.push(payload);
             }
-            // A new RTI must not overtake the end that the one before it told.
+            // A new RTI must not overtake the end announced by the previous one.
             burst.sort_by_key(|payload| Some(payload.sender()) != stand_in.rti);
             stand_in.rti = burst.last().map(Payload::sender).or(stand_in.rti);
             for payload in burst {

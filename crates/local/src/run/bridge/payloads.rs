@@ -1,7 +1,7 @@
-//! Large values: from the channels of outputs here to other robots, and from there into channels here.
+//! Carries large values from the channels of outputs here to other robots, and from there into channels here.
 //!
-//! A value goes once to each robot that reads it. Its name there carries the run, the output, and its number. Bulk of an
-//! earlier run may still come; it is dropped.
+//! A value goes once to each robot that reads it. The name of the bulk message contains the run, the output, and the
+//! value's number. Bulk of an earlier run may still arrive; it is dropped.
 
 use super::{Link, Place};
 use crate::run::outlets::output_channel;
@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How names of bulk messages begin.
+/// The prefix of the names of bulk messages.
 pub(super) const NAME_PREFIX: &str = "run.";
-/// The most parts of a value, and so the most that a message's table is read for.
+/// The maximum number of parts of a value, and so of entries read from a message's table.
 const PARTS_MAX: u32 = crate::PARTS_MAX as u32;
 
 /// An output here that other robots read.
@@ -24,7 +24,8 @@ const PARTS_MAX: u32 = crate::PARTS_MAX as u32;
 struct Outgoing {
     output: ElementId,
     receiver: Receiver,
-    /// The sender counts the federates that read it, so there is a receiver for each; of all others, nothing is used.
+    /// Receivers whose payloads are ignored: the sender counts the federates that read it, so there is one receiver for
+    /// each.
     others: Vec<Receiver>,
     robots: Vec<RobotId>,
 }
@@ -49,7 +50,7 @@ struct Arrived {
 pub(super) struct Payloads {
     outgoing: Vec<Outgoing>,
     incoming: BTreeMap<ElementId, Incoming>,
-    /// What each robot has yet to get.
+    /// The payloads still to be sent to each robot.
     unsent: BTreeMap<RobotId, VecDeque<(ElementId, u64, Arc<Payload>)>>,
     /// Payloads that could not be published yet because the store was full.
     arrived: VecDeque<Arrived>,
@@ -101,24 +102,24 @@ impl Payloads {
         Ok(payloads)
     }
 
-    /// Returns what to wait for.
+    /// Returns the receivers to wait for.
     pub fn receivers(&mut self) -> impl Iterator<Item = &mut Receiver> {
         self.outgoing.iter_mut().map(|outgoing| &mut outgoing.receiver)
     }
 
-    /// Whether something here waits for room.
+    /// Returns whether something here waits for room.
     pub fn is_waiting(&self) -> bool {
         !self.arrived.is_empty() || self.unsent.values().any(|unsent| !unsent.is_empty())
     }
 
-    /// Returns whether a message that refers to this payload may go on. It need not wait for one of this robot, or of a
-    /// channel that nobody here reads.
+    /// Returns whether a message that refers to this payload may proceed. It need not wait for a payload of this robot,
+    /// or of a channel that nobody here reads.
     pub fn is_published(&self, output: ElementId, number: u64) -> bool {
         let incoming = self.incoming.get(&output);
         incoming.is_none_or(|incoming| incoming.published >= number)
     }
 
-    /// Bulk arrived. What is not of this run is dropped.
+    /// Handles bulk that arrived. Drops bulk of other runs.
     pub fn on_bulk(&mut self, from: RobotId, name: &str, body: Vec<u8>) {
         let Some((run, output, number)) = parse(name) else {
             return;
@@ -129,7 +130,7 @@ impl Payloads {
         }
     }
 
-    /// Publishes what arrived, as far as there is room.
+    /// Publishes the payloads that arrived, as far as there is room.
     pub fn publish(&mut self) -> Result<(), Failure> {
         while let Some(arrived) = self.arrived.pop_front() {
             let Some(incoming) = self.incoming.get_mut(&arrived.output) else {
@@ -147,7 +148,7 @@ impl Payloads {
         Ok(())
     }
 
-    /// Takes what was sent here, and sends it on as far as the link takes it.
+    /// Takes payloads that were sent here, and sends them on as far as the link accepts them.
     pub fn send(&mut self, link: &mut impl Link) -> Result<(), Failure> {
         for outgoing in &mut self.outgoing {
             for other in &mut outgoing.others {
@@ -218,7 +219,7 @@ fn parse(name: &str) -> Option<(u64, ElementId, u64)> {
     fields.next().is_none().then_some((run, output, number))
 }
 
-/// Returns the lengths that precede a value: of how many parts, of the header, and of each part.
+/// Returns the table that precedes a value: the number of parts, and the lengths of the header and of each part.
 fn table(payload: &Payload) -> Vec<u8> {
     let mut table = (payload.len() as u32).to_le_bytes().to_vec();
     let lengths = [payload.header().len()].into_iter();

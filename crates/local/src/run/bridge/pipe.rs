@@ -1,13 +1,14 @@
-//! Frames to one robot and from it, in order and without loss, over packets that may be lost, doubled and reordered.
+//! Carries frames to and from one robot, in order and without loss, over packets that may be lost, duplicated and
+//! reordered.
 //!
-//! A [`Pipe`] is one end. Of control, only the newest message counts: one that is not taken in time makes room for the next.
-//! So each packet carries everything from the first unacknowledged piece on, as far as it fits. While little is
-//! outstanding, each packet repeats all of it, and the next one makes up for a lost one at once. When much is outstanding,
-//! one packet is under way at a time, until it is acknowledged or has to be sent again.
+//! A [`Pipe`] is one end. Control delivers only the newest message: one that is not taken in time is replaced by the
+//! next. So each packet carries everything from the first unacknowledged piece on, as far as it fits. While little is
+//! outstanding, each packet repeats all of it, and the next packet makes up for a lost one at once. When much is
+//! outstanding, only one packet is under way at a time, until it is acknowledged or has to be sent again.
 //!
 //! - Frames are cut into pieces, and pieces are numbered. Acknowledgements are cumulative, and ride on pieces going back.
-//! - Each end has a session. Packets for another session are not for this end. Once its peer has another session, or is
-//!   silent for too long, a pipe is over; the next needs a new session.
+//! - Each end has a session. Packets for another session are ignored. Once its peer has another session, or is silent
+//!   for too long, a pipe is over; the next pipe needs a new session.
 //!
 //! Left out: congestion. Control is sent at once, whatever the network does.
 
@@ -15,41 +16,41 @@ use coorp_core::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// The longest frame: more than a federate may have outstanding to a receiver.
+/// The maximum length of a frame: more than a federate may have outstanding to a receiver.
 const FRAME_BYTES_MAX: usize = 256 << 20;
-/// The longest piece, and the most that a packet carries.
+/// The maximum length of a piece, and the maximum that a packet carries.
 const PIECE_BYTES: usize = 32 << 10;
 const PACKET_BYTES: usize = 64 << 10;
 /// While no more than this is outstanding, it fits into one datagram, and each packet repeats it.
 const LITTLE_BYTES: usize = 1_000;
-/// What a piece costs besides its bytes.
+/// The overhead of a piece, bytes.
 const PIECE_COST: usize = 4;
 /// Above this, the pipe takes no more frames.
 const QUEUE_BYTES_MAX: usize = 8 << 20;
-/// An acknowledgement waits so long for something that goes back anyway.
+/// The time for which an acknowledgement waits for something that goes back anyway.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(3);
-/// The round trip that is assumed at first, and the shortest and the longest time before something is sent again.
+/// The assumed first round trip, and the shortest and the longest time before something is sent again.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
 const RESEND_MIN: Duration = Duration::from_millis(20);
 const RESEND_MAX: Duration = Duration::from_secs(1);
-/// So many packets fall into the longest silence.
+/// The number of packets within the longest allowed silence.
 const BEATS: u64 = 10;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Packet {
     session: u64,
-    /// The session of the receiver, as far as known; else zero.
+    /// The session of the receiver, if known; otherwise zero.
     to: u64,
-    /// Counts packets.
+    /// The number of the packet.
     number: u64,
-    /// The latest packet of the other end.
+    /// The number of the other end's latest packet.
     echo: u64,
-    /// How many pieces have arrived.
+    /// The number of pieces that have arrived.
     received: u64,
-    /// The number of the first piece here.
+    /// The number of the first piece in this packet.
     first: u64,
     pieces: Vec<Piece>,
-    /// The sender is leaving.
+    /// Whether the sender is leaving.
     is_end: bool,
 }
 
@@ -65,18 +66,18 @@ impl Piece {
     }
 }
 
-/// What happened at the other end.
+/// An event at the other end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// It hears this end, and is heard.
+    /// The other end hears this end, and is heard.
     Up,
-    /// It sent this.
+    /// The other end sent this frame.
     Frame(Vec<u8>),
-    /// It is gone. Nothing follows.
+    /// The other end is gone. Nothing follows.
     Down,
 }
 
-/// One end.
+/// One end of a pipe.
 #[derive(Debug)]
 pub(super) struct Pipe {
     session: u64,
@@ -85,7 +86,7 @@ pub(super) struct Pipe {
     is_over: bool,
     silence_max: Duration,
     heard: Instant,
-    /// Pieces that are not acknowledged. The first has the number `first`; from `unsent` on, they were never sent.
+    /// The pieces that are not acknowledged. The first has the number `first`; from `unsent` on, they were never sent.
     queue: VecDeque<Piece>,
     queue_bytes: usize,
     first: u64,
@@ -93,7 +94,7 @@ pub(super) struct Pipe {
     resend_at: Option<Instant>,
     resends: u32,
     round_trip: Duration,
-    /// The number of the latest packet, and when it left.
+    /// The number of the latest packet, and the time at which it left.
     sent: (u64, Instant),
     echo: u64,
     received: u64,
@@ -103,7 +104,7 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// Returns a new end. Sessions of a robot grow.
+    /// Returns a new end. A robot's session numbers must increase.
     pub fn new(session: u64, silence_max: Duration, now: Instant) -> Self {
         Pipe {
             session,
@@ -132,7 +133,7 @@ impl Pipe {
         self.is_up && !self.is_over
     }
 
-    /// Returns whether all that was sent is acknowledged.
+    /// Returns whether everything sent is acknowledged.
     pub fn is_flushed(&self) -> bool {
         self.queue.is_empty()
     }
@@ -142,7 +143,7 @@ impl Pipe {
         self.queue_bytes < QUEUE_BYTES_MAX
     }
 
-    /// Sends a frame. Unless the pipe is up, it is dropped.
+    /// Sends a frame, or drops it if the pipe is not up.
     pub fn send(&mut self, frame: &[u8]) {
         if !self.is_up() {
             return;
@@ -163,7 +164,7 @@ impl Pipe {
         }
     }
 
-    /// Returns what happened, until `None`.
+    /// Returns the next event; `None` if there are no more.
     pub fn poll(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -174,7 +175,7 @@ impl Pipe {
         self.packet(Vec::new(), Instant::ZERO, true)
     }
 
-    /// Something came from the other end.
+    /// Handles a packet from the other end.
     pub fn on_packet(&mut self, packet: &[u8], now: Instant) {
         let Ok(packet) = postcard::from_bytes::<Packet>(packet) else {
             return;
@@ -189,7 +190,7 @@ impl Pipe {
         self.peer = Some(packet.session);
         self.heard = now;
         if packet.to != self.session {
-            // It has not heard this end.
+            // The other end has not heard this end.
             self.acknowledge_at = Some(now);
             return;
         }
@@ -312,7 +313,7 @@ impl Pipe {
         self.sent.1 + self.silence_max / BEATS
     }
 
-    /// Returns when to call [`Pipe::poll_packet`] next, at the latest.
+    /// Returns the time by which to call [`Pipe::poll_packet`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.is_over {
             return None;

@@ -1,4 +1,4 @@
-//! On every other robot: stands in for the RTI, whose office and inbox are here too.
+//! Stands in, on every other robot, for the RTI, whose office and inbox are here too.
 
 use super::frame::{Frame, Held};
 use super::payloads::Payloads;
@@ -17,9 +17,9 @@ use std::time::Instant;
 struct Local {
     outbound: Outbound,
     is_here: bool,
-    /// How often it came.
+    /// The number of times that it joined.
     life: u32,
-    /// In which life the RTI's robot knows it to be here.
+    /// The life in which the RTI's robot knows it to be here.
     told: Option<u32>,
     /// What waits for a payload, and everything after it.
     waiting: VecDeque<Held>,
@@ -59,7 +59,7 @@ impl Spoke {
         std::iter::once(&mut self.inbox)
     }
 
-    /// Returns whether all federates here came and went.
+    /// Returns whether all federates here have joined and left.
     pub fn is_over(&self) -> bool {
         let mut locals = self.locals.values();
         locals.all(|local| local.life > 0 && !local.is_here && local.told.is_none())
@@ -85,12 +85,12 @@ impl Spoke {
                 local.waiting.push_back(held);
                 self.gone.extend(gone);
             }
-            // Only the RTI's robot hears these.
+            // These are only for the RTI's robot.
             Frame::Here { .. } | Frame::Away { .. } | Frame::Up(_) => {}
         }
     }
 
-    /// Passes on what may go in either direction, and says who came and went.
+    /// Passes on messages in both directions, and reports which federates joined and left.
     pub fn act(&mut self, hub: &mut Pipe, payloads: &Payloads) -> Result<(), Failure> {
         for local in self.locals.values_mut() {
             while let Some(held) = local.waiting.pop_front() {
@@ -135,7 +135,7 @@ impl Spoke {
         Ok(())
     }
 
-    /// Says who came, and who is gone once all that they said is sent.
+    /// Reports federates that joined, and federates that are gone once all their messages are sent.
     fn tell(&mut self, hub: &mut Pipe) -> Result<(), Failure> {
         let is_read = !self.inbox.has_payload();
         for (federate, local) in &mut self.locals {

@@ -1,4 +1,4 @@
-//! The diamond on several robots: domains of their own, and a network that loses, delays and reorders control.
+//! The diamond on several robots: each has its own domain, and the network loses, delays and reorders control.
 
 use super::*;
 use crate::run::tests::{coordinator, diamond, domain, log_of, settings, Diamond, Log};
@@ -7,7 +7,7 @@ use coorp_core::logical::Tag;
 use std::sync::atomic::AtomicUsize;
 use std::thread;
 
-/// How long bulk takes, always.
+/// The constant latency of bulk.
 const BULK: time::Duration = time::Duration::from_millis(4);
 
 /// Packets and payloads in flight.
@@ -16,14 +16,14 @@ enum Flying {
     Bulk(String, Vec<u8>),
 }
 
-/// What a network does to robots.
+/// The faults of a network.
 #[derive(Default)]
 struct Faults {
-    /// Of 100 packets.
+    /// The number of lost packets per 100.
     loss: usize,
-    /// From this robot, no bulk arrives.
+    /// The robot from which no bulk arrives.
     no_bulk_from: Option<RobotId>,
-    /// This robot is cut off then.
+    /// A robot, and the time at which it is cut off.
     cut: Option<(RobotId, time::Instant)>,
 }
 
@@ -51,7 +51,7 @@ impl Network {
         cut.is_some_and(|(robot, at)| robots.contains(&robot) && time::Instant::now() >= at)
     }
 
-    /// Delivers what is due, until it is over.
+    /// Delivers what is due, until the test is over.
     fn deliver(&self) {
         while !self.is_over.load(SeqCst) {
             thread::sleep(time::Duration::from_micros(200));
@@ -89,7 +89,7 @@ struct Robot {
 impl Link for Robot {
     fn send(&mut self, to: RobotId, packet: &[u8]) {
         let number = self.network.sent.fetch_add(1, SeqCst);
-        // A fixed pattern, so that a failure comes again.
+        // A fixed pattern, so that failures are reproducible.
         if number * 37 % 100 < self.network.faults.loss {
             return;
         }
@@ -111,7 +111,7 @@ impl Link for Robot {
     }
 }
 
-/// What the federates and the bridges returned, and what all sinks saw.
+/// The results of the federates and the bridges, and everything that the sinks saw.
 struct Outcome {
     federates: Vec<Result<Report, Failure>>,
     bridges: Vec<Result<(), Failure>>,
@@ -158,7 +158,7 @@ fn spread(robots: [u16; 4], bytes: usize, timeout_ms: u64, faults: Faults) -> Ou
                 };
                 let (graph, coordinator) = (&graph, coordinator_of(name));
                 scope.spawn(move || {
-                    // Each federate could coordinate, as in its process.
+                    // Each federate could coordinate, as in a separate process.
                     let standby = Standby::new().unwrap();
                     thread::scope(|scope| {
                         scope.spawn(|| coordinate(graph, &coordinator, &standby));
@@ -238,7 +238,7 @@ fn a_robot_that_is_cut_off_ends_the_program_on_both_sides() {
     }
 }
 
-/// The sink's robot and the RTI's each wait for a value of a robot that dies before that arrives.
+/// The sink's robot and the RTI's robot each wait for a value of a robot that dies before the value arrives.
 #[test]
 fn nobody_waits_for_the_value_of_a_robot_that_died() {
     for robots in [[1, 0, 0, 0], [1, 2, 2, 2]] {

@@ -1,4 +1,4 @@
-//! Two ends over a network that loses, doubles and reorders, in virtual time.
+//! Two ends over a network that loses, duplicates and reorders packets, in virtual time.
 
 use super::*;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ struct Network {
     loss_percent: u64,
     double_percent: u64,
     delay_us_max: u64,
-    /// When it arrives, at which end, and what.
+    /// The time of arrival, the end, and the packet.
     flying: Vec<(Instant, usize, Vec<u8>)>,
     packets: usize,
 }
@@ -72,7 +72,7 @@ impl Pair {
         }
     }
 
-    /// One step of half a millisecond.
+    /// Advances by half a millisecond.
     fn step(&mut self) {
         self.now += Duration::from_micros(500);
         while let Some((to, packet)) = self.network.take(self.now) {
