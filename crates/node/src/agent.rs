@@ -56,10 +56,7 @@ impl Agent {
         let team = &self.member.team;
         let (robot, own) = match team.robot_named(to) {
             None if to == "leader" => match self.robot.ask(|robot, now| robot.leader(now)) {
-                Some(leader) => (
-                    leader,
-                    "leads now: use data for the leader here, or name another robot",
-                ),
+                Some(leader) => (leader, "leads now: use data for the leader here, or name another robot"),
                 None => (
                     team.leader,
                     "is the team file's leader, and nobody leads now: wait for a leader, or name another robot",

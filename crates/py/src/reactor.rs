@@ -521,7 +521,10 @@ impl Host {
         let text = if error.is_instance_of::<RunError>(py) {
             format!("{title}: {}", error.value(py))
         } else {
-            format!("{title} sets {name} to a value that cannot be sent: {}", error.value(py))
+            format!(
+                "{title} sets {name} to a value that cannot be sent: {}",
+                error.value(py)
+            )
         };
         let told = RunError::new_err(text);
         told.set_cause(py, Some(error));
@@ -751,8 +754,11 @@ impl Host {
 
     fn recorded_effects(&self, py: Python<'_>, record: &Record) -> PyResult<Effects<Object>> {
         let find = |name: &str| {
-            let other =
-                || PyValueError::new_err(format!("the recording is from another program: this one has no `{name}`"));
+            let other = || {
+                PyValueError::new_err(format!(
+                    "the recording is from another program: this one has no `{name}`"
+                ))
+            };
             self.graph.find(name).ok_or_else(other)
         };
         let sets = record

@@ -468,7 +468,12 @@ fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
             "the agent keeps these and drops root's others",
             rights.1,
         ),
-        finding("iproute2", iproute2.0, "the agent sets routes and rules with it", iproute2.1),
+        finding(
+            "iproute2",
+            iproute2.0,
+            "the agent sets routes and rules with it",
+            iproute2.1,
+        ),
         finding(
             "Zenoh router",
             if cfg!(feature = "zenoh") {

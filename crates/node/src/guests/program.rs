@@ -668,7 +668,10 @@ impl Link {
 
     /// Returns the error for an answer that does not fit its question.
     pub fn odd(&self) -> Error {
-        Error::Agent(format!("{}'s agent gave an answer that does not fit the question", self.name))
+        Error::Agent(format!(
+            "{}'s agent gave an answer that does not fit the question",
+            self.name
+        ))
     }
 }
 

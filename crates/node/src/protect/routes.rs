@@ -166,7 +166,10 @@ impl Routes {
         ))?;
         if let Err(error) = fs::write(filter_file(interface), LOOSE) {
             let file = filter_file(interface);
-            tracing::warn!("{} stays strict, which may drop arriving packets: {error}", file.display());
+            tracing::warn!(
+                "{} stays strict, which may drop arriving packets: {error}",
+                file.display()
+            );
         }
         Ok(())
     }
