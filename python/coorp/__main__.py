@@ -10,7 +10,7 @@ def main() -> int:
     """Runs the command line of this process and returns its exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["learn"]:
-        # It reports by itself what is missing if the extra `learn` is not installed.
+        # This reports what is missing if the extra `learn` is not installed.
         from coorp.learn.main import main as learn
 
         return learn(arguments[1:])

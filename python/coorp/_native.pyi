@@ -97,13 +97,13 @@ class Result:
         """Latency of control messages from the sender's stack to the receiver's: as `reaction_ms`, in ms."""
     @property
     def perception_latency_ms(self) -> dict[str, float] | None:
-        """The same of perceptions alone."""
+        """Latency of perceptions only, in the same form."""
     @property
     def command_latency_ms(self) -> dict[str, float] | None:
-        """The same of commands alone."""
+        """Latency of commands only, in the same form."""
     @property
     def bulk_mbps(self) -> float | None:
-        """Bulk payload delivered per second of the time in which bulk was waiting or in flight, in Mbit/s."""
+        """Bulk payload delivered, in Mbit/s, over the time in which bulk was waiting or in flight."""
     @property
     def epochs(self) -> int:
         """Number of completed learning epochs."""
@@ -115,7 +115,7 @@ class Result:
         """Bulk packets in the sender's WNIC when a control packet arrives there: mean and p99."""
     @property
     def window_share(self) -> float:
-        """Share of the time with bulk to send that a robot spent inside protection or ST windows, from 0 to 1."""
+        """Share of the time that a robot with bulk to send spent inside protection or ST windows, from 0 to 1."""
     @property
     def virtual_s(self) -> float:
         """Simulated seconds."""
@@ -141,9 +141,9 @@ class Result:
     def throughput(self) -> npt.NDArray[np.float64]:
         """Bulk throughput, of shape (n, 2): end of the second, Mbit/s in that second."""
     def to_dict(self) -> dict[str, Any]:
-        """The numbers as in `coorp sim --json`."""
+        """Returns the numbers as in `coorp sim --json`."""
     def to_json(self) -> str:
-        """The same as JSON."""
+        """Returns the same as JSON."""
 
 @final
 class Session:
@@ -176,7 +176,7 @@ class Session:
         from there, and returns all events since the last call that returned.
         """
     def result(self) -> Result:
-        """The result so far."""
+        """Returns the result so far."""
 
 def simulate(
     team: str | os.PathLike[str],
@@ -201,7 +201,7 @@ def check(team: str | os.PathLike[str]) -> Team:
     """Reads a team file (a path or its text) and returns its contents. InputError lists every problem with its line."""
 
 def event_dtype() -> np.dtype[np.void]:
-    """The dtype of `Session.advance`'s arrays: `coorp.EVENT_DTYPE`."""
+    """Returns the dtype of `Session.advance`'s arrays: `coorp.EVENT_DTYPE`."""
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line, without the program's name, and returns its exit code."""
@@ -219,16 +219,16 @@ class Waiting(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]: ...
     def fileno(self) -> int:
-        """The file descriptor that becomes readable when another poll is worthwhile."""
+        """Returns the file descriptor that becomes readable when another poll is worthwhile."""
     def poll(self) -> tuple[T] | None:
-        """The result, in a tuple; None while there is none."""
+        """Returns the result, in a tuple; None while there is none."""
 
 @final
 class Node:
     """A robot that takes part in its team until it is closed.
 
-    Where the robot's agent (`coorp up`) runs on this machine, any number of programs may open nodes of it, as its
-    guests. Without one, the first program is the robot itself, and the only one.
+    If the robot's agent (`coorp up`) runs on this machine, any number of programs may open nodes for the robot, as
+    guests of the agent. Without an agent, the first program is the robot itself, and the only one.
 
     `team` is the path of a team file, or its text (with line breaks), and `robot` a name in it. `insecure` runs without
     the team's keys: anyone on the network can then read messages, impersonate robots and grant permits, and bulk is
@@ -239,7 +239,7 @@ class Node:
     `write` release it for more than 64 KiB; no other thread may change the buffer in the meantime. Nodes that are still
     open when the interpreter ends are closed.
 
-    Raises InputError for invalid input, such as missing keys or an agent that does not let this program join, and
+    Raises InputError for invalid input, such as missing keys or an agent that does not admit this program, and
     NodeError if ports are taken.
     """
 
@@ -264,9 +264,9 @@ class Node:
     def control_publisher(
         self, name: str, period: str | float | None = None, *, bound: str | float | None = None
     ) -> ControlPublisher:
-        """Publishes control messages on a topic: predicted, ahead of bulk, over the best paths. Give `period` if
-        they are periodic, so that it need not be learned: "33ms", or seconds; 10 us to 1 h. Give `bound`, the age at
-        which a message is late, and bulk is held back only as much as late messages call for."""
+        """Publishes control messages on a topic: predicted, ahead of bulk, over the best paths. Give `period` if they
+        are periodic, so that it need not be learned: "33ms", or seconds; 10 us to 1 h. Give `bound`, the age at which a
+        message is late: then bulk is held back only as much as late messages require."""
     def control_subscriber(self, name: str) -> ControlSubscriber:
         """Receives the control messages of all robots on a topic, including this robot's own."""
     def bulk_stream(self, to: str, name: str) -> BulkStream:
@@ -279,7 +279,7 @@ class Node:
         """Gathers the states that robots publish on a topic into one list per period ("33ms", or seconds; 0.5 ms to
         60 s). With `many_to_one` all robots share a topic number, otherwise each has its own; both cost the same."""
     def status(self) -> dict[str, Any]:
-        """The robot's status as in `coorp watch`; robots are identified by their index in the team file."""
+        """Returns the robot's status as in `coorp watch`; robots are identified by their index in the team file."""
     def serve_metrics(self, port: int = 0) -> int:
         """Serves Prometheus metrics at http://127.0.0.1:<port>/metrics and returns the port; 0 selects a free one.
         Raises InputError if this program is a guest, as does `record`: the agent's options do the same."""
@@ -310,9 +310,9 @@ class ControlSubscriber:
     def recv(self, timeout: float | None = None) -> Message:
         """Waits for a message; TimeoutError after `timeout` seconds."""
     def try_recv(self) -> Message | None:
-        """The oldest waiting message, if any."""
+        """Returns the oldest waiting message, if any."""
     def next(self) -> Waiting[Message]:
-        """The same to await."""
+        """Returns the next message, to be awaited."""
 
 @final
 class Message:
@@ -320,7 +320,7 @@ class Message:
 
     @property
     def sender(self) -> str:
-        """The robot that sent it."""
+        """The robot that sent the message."""
     @property
     def sequence(self) -> int:
         """Zero-based sequence number within the topic since the sender started."""
@@ -329,13 +329,13 @@ class Message:
         """The path on which the first copy arrived: an interface or an address of this robot, or "any"."""
     @property
     def age(self) -> float | None:
-        """Its age when it was taken, in seconds; None until both ends know the leader's clock."""
+        """Age of the message when it was taken, in seconds; None until both ends know the leader's clock."""
     @property
     def age_error(self) -> float | None:
         """Error bound of `age` from this robot's clock, in seconds; the sender's error adds to it."""
     @property
     def data(self) -> bytes:
-        """Its content, copied on first access; `numpy.frombuffer(message.data, dtype)` does not copy it again."""
+        """Content, copied on first access; `numpy.frombuffer(message.data, dtype)` does not copy it again."""
     def __bytes__(self) -> bytes: ...
 
 @final
@@ -367,9 +367,9 @@ class Delivery:
 
     @property
     def state(self) -> Literal["pending", "whole", "failed"]:
-        """Whole: delivered, checked, and on its receiver's disk."""
+        """The state. "whole": delivered, checked, and on the receiver's disk."""
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until it is whole; NodeError if delivery fails, TimeoutError after `timeout` seconds."""
+        """Waits until the message is whole; NodeError if delivery fails, TimeoutError after `timeout` seconds."""
     def __await__(self) -> Generator[Any]: ...
 
 @final
@@ -379,9 +379,9 @@ class BulkReceiver:
     def recv(self, timeout: float | None = None) -> BulkMessage:
         """Waits for a message; TimeoutError after `timeout` seconds."""
     def try_recv(self) -> BulkMessage | None:
-        """The oldest message not yet received, if any."""
+        """Returns the oldest message not yet received, if any."""
     def next(self) -> Waiting[BulkMessage]:
-        """The same to await."""
+        """Returns the next message, to be awaited."""
 
 @final
 class BulkMessage:
@@ -392,21 +392,21 @@ class BulkMessage:
 
     @property
     def sender(self) -> str:
-        """The robot that sent it."""
+        """The robot that sent the message."""
     @property
     def name(self) -> str:
-        """Its name, given by the sender."""
+        """The name that the sender gave."""
     @property
     def length(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
     @property
     def path(self) -> Path:
-        """The file that contains it until it is taken."""
+        """The file that contains the message until it is taken."""
     def take(self) -> npt.NDArray[np.uint8]:
-        """Moves it from disk into memory. `.view(dtype)` restores the original array type."""
+        """Moves the message from disk into memory. `.view(dtype)` restores the original array type."""
     def take_to(self, path: str | os.PathLike[str]) -> None:
-        """Moves it to a file, replacing any existing one. To another disk it is copied, and gets the file's name once
-        it is complete."""
+        """Moves the message to a file, replacing any existing one. On another disk, it is a copy, which gets the file's
+        name once it is complete."""
 
 @final
 class Gather:
@@ -416,11 +416,12 @@ class Gather:
         """Waits for the newest list not yet taken; TimeoutError after `timeout` seconds. Keyed by robot, in the team
         file's order; a robot appears once it has sent a state."""
     def try_recv(self) -> dict[str, RobotState] | None:
-        """The newest list not yet taken, if any."""
+        """Returns the newest list not yet taken, if any."""
     def next(self) -> Waiting[dict[str, RobotState]]:
-        """The same to await."""
+        """Returns the next list, to be awaited."""
     def updates(self) -> dict[str, tuple[int, int, int]]:
-        """By robot: lists on which a fresh state was due, lists without one, and states that were old or duplicates."""
+        """Returns, by robot: lists on which a fresh state was due, lists without one, and states that were old or
+        duplicates."""
 
 @final
 class RobotState:
@@ -431,19 +432,20 @@ class RobotState:
         """The robot."""
     @property
     def fresh(self) -> bool:
-        """Whether it arrived since the last list; if not, the robot has missed its update."""
+        """Whether the state arrived since the last list; if not, the robot has missed its update."""
     @property
     def age(self) -> float | None:
-        """Its age when the list was taken (T4 - T1), in seconds; None until clocks have been compared."""
+        """Age of the state when the list was taken (T4 - T1), in seconds; None until clocks have been compared."""
     @property
     def age_error(self) -> float | None:
         """Error bound of `age`, in seconds."""
     @property
     def stamps_ns(self) -> tuple[int | None, int, int, int]:
-        """When it was created (T1), received (T2), listed (T3) and taken (T4), on this robot's clock, in ns."""
+        """The times at which the state was created (T1), received (T2), listed (T3) and taken (T4), in ns on this
+        robot's clock."""
     @property
     def data(self) -> bytes:
-        """Its content, copied on first access."""
+        """Content, copied on first access."""
     def __bytes__(self) -> bytes: ...
 
 def close_all() -> None:
@@ -452,22 +454,24 @@ def close_all() -> None:
 # The checks of coorp.reactor
 
 class ProgramError(ValueError):
-    """A reactor program that cannot run. The text names each problem, with the line of the file where there is one."""
+    """A reactor program that cannot run. The text names each problem, with its line of the file if it has one."""
 
 @final
 class ReactorGraph:
     """A checked reactor program. Its ids are those of the native runtime."""
 
     def __init__(self, program: str) -> None:
-        """`program` is the JSON of `coorp_core::logical::Program`; durations in ns. ProgramError if it cannot run."""
+        """Checks a program: the JSON of `coorp_core::logical::Program`, with durations in ns. ProgramError if it cannot
+        run."""
     def element(self, name: str) -> int:
-        """The id of a port, timer or action, by its full name ("camera.frame"); KeyError if there is none."""
+        """Returns the id of a port, timer or action, by its full name ("camera.frame"); KeyError if there is none."""
     def reaction(self, name: str) -> int:
-        """The id of a reaction, by its full name; KeyError if there is none."""
+        """Returns the id of a reaction, by its full name; KeyError if there is none."""
     def cycles(self) -> list[int | None]:
-        """For each federate, the zero-delay cycle that it is part of."""
+        """Returns, for each federate, the zero-delay cycle that contains it."""
     def levels(self) -> list[int]:
-        """The level of each reaction, by id. At one tag, reactions of one level are independent of each other."""
+        """Returns the level of each reaction, by id. At one tag, reactions of one level are independent of each
+        other."""
 
 class _ProgramProblem(TypedDict):
     kind: str
@@ -475,18 +479,19 @@ class _ProgramProblem(TypedDict):
     names: list[str]
 
 def check_program(program: str) -> list[_ProgramProblem]:
-    """Every problem of a program, at most 100: its kind ("CausalityCycle"), a message, and the full names involved."""
+    """Returns every problem of a program, at most 100: its kind ("CausalityCycle"), a message, and the full names
+    involved."""
 
 class RunError(RuntimeError):
-    """A program did not run to its end. The text says why, and what to do."""
+    """A program that did not run to its end. The text says why, and what to do."""
 
 class PeerError(RunError):
-    """A program did not run to its end because another of its processes died."""
+    """A program that did not run to its end because another of its processes died."""
 
 @final
 class Runner:
-    """Runs one federate of a program. With the setting `time_of_day`, its clock is the time of day, as it has to be on
-    several robots; otherwise that of the machine."""
+    """Runs one federate of a program. The setting `time_of_day`, which several robots need, makes the time of day its
+    clock; otherwise that is the machine's monotonic clock."""
 
     def __init__(self, graph: ReactorGraph, federate: int, settings: dict[str, Any]) -> None: ...
     def bind(
@@ -499,15 +504,16 @@ class Runner:
         moment: object,
         title: str,
     ) -> None:
-        """The code of a reaction, what to set before it, where its calls note their effects, and its name in errors."""
+        """Gives a reaction its code, the objects to set before it runs, the list in which its calls note their effects,
+        and its name in errors."""
     def loan(self, output: int, size: int) -> Loan | None:
-        """Memory for a value of this output, or None if no other process reads it."""
+        """Returns memory for a value of this output, or None if no other process reads it."""
     def schedule(self, action: int, value: object = None) -> None:
-        """A physical action happens now. From any thread."""
+        """Makes a physical action happen now. May be called from any thread."""
     def request_stop(self) -> None:
-        """Asks for the end of the program. From any thread."""
+        """Requests the end of the program. May be called from any thread."""
     def run(self) -> dict[str, Any]:
-        """Runs until the end of the program, and returns what was counted."""
+        """Runs until the end of the program, and returns the counters."""
 
 @final
 class Coordinator:
@@ -515,41 +521,44 @@ class Coordinator:
 
     def __init__(self, graph: ReactorGraph, settings: dict[str, Any]) -> None: ...
     def run(self) -> None:
-        """Blocks until the program is over, or `quit`."""
+        """Blocks until the program is over, or until `quit`."""
     def request_stop(self) -> None:
-        """Asks for the end of the program. From any thread."""
+        """Requests the end of the program. May be called from any thread."""
     def quit(self) -> None:
-        """Has `run` return. From any thread."""
+        """Makes `run` return. May be called from any thread."""
 
 @final
 class Bridge:
-    """Spreads a program over robots. Each needs one, opened before its federates start; their domain is its own.
+    """Spreads a program over robots. Each robot needs a bridge in the domain of its federates, opened before they
+    start.
 
-    `robots` are the names of the robot of each federate. Settings: `domain`, this robot's; `rti`, the robot with the
-    coordinator, by default that of the first federate; `silence_max_ns`, after which a robot is gone (5 s);
-    `start_max_ns`, how long to wait for the coordinator's robot (30 s); `store_bytes`. Values of more than 64 KiB are
-    bulk, so the node needs its keys. The federates' clock has to be the setting `time_of_day`.
+    `robots` names the robot of each federate. Settings: `domain`, this robot's; `rti`, the robot with the coordinator,
+    by default the first federate's; `silence_max_ns`, after which a robot is gone (5 s); `start_max_ns`, the longest
+    wait for the coordinator's robot (30 s); `store_bytes`. Values of more than 64 KiB are bulk, so the node needs its
+    keys. The federates need the setting `time_of_day`.
 
-    Raises RunError if a federate runs already.
+    Raises RunError if a federate is already running.
     """
 
     def __init__(self, graph: ReactorGraph, robots: list[str], node: Node, settings: dict[str, Any]) -> None: ...
     def run(self) -> None:
-        """Blocks until the federates here, and with the coordinator those elsewhere, have come and gone. RunError if
-        the coordinator's robot cannot be reached; then a federate here coordinates those that are left."""
+        """Blocks until the federates of this robot have started and ended; on the coordinator's robot, those of all
+        robots. RunError if the coordinator's robot cannot be reached; then a federate here coordinates the remaining
+        ones."""
     def quit(self) -> None:
-        """Has `run` return. From any thread."""
+        """Makes `run` return. May be called from any thread."""
 
 def placement_entries(
     text: str,
 ) -> tuple[list[tuple[str | None, str, int, list[tuple[str, int]]]], list[tuple[int, str]]]:
-    """A placement file: robot, process, line, reactors with their lines; and problems with their lines."""
+    """Reads a placement file. Returns robot, process, line, and reactors with their lines; and problems with their
+    lines."""
 
 # The hot parts of coorp.envs
 
 @final
 class NavigationDynamics:
-    """`coorp.envs.dynamics.NumpyDynamics`, compiled. Reads its parameters from a `coorp.envs.Task`."""
+    """The compiled form of `coorp.envs.dynamics.NumpyDynamics`, with the parameters of a `coorp.envs.Task`."""
 
     def __init__(self, task: object) -> None: ...
     def advance(
@@ -569,9 +578,10 @@ def perceive(
     radii_m: Sequence[float],
     only: int | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Images (n, 64, 64, 3) and vectors (n, 9) of all robots, or of `only` one; radii of a robot and a goal."""
+    """Returns images (n, 64, 64, 3) and vectors (n, 9) of all robots, or of robot `only`. Needs the radii of a robot
+    and a goal."""
 
-# Payloads between the processes of one robot. Private: `coorp.reactor` is their user. Every class may be used from any
+# Payloads between the processes of one robot. Private, for `coorp.reactor`. Every class may be used from any
 # thread. Blocking calls release the GIL, and Ctrl-C interrupts them within 100 ms.
 
 class ChannelError(RuntimeError):
@@ -579,9 +589,9 @@ class ChannelError(RuntimeError):
 
 @final
 class Domain:
-    """Membership of a domain: the processes of one application, one user and one machine. The first to join makes it.
+    """Membership of a domain: the processes of one application, one user and one machine. The first to join creates it.
 
-    Raises InputError for a name that cannot be one, and ChannelError if the others are not reached in time.
+    Raises InputError for an invalid name, and ChannelError if the others are not reached in time.
     """
 
     def __new__(cls, name: str, *, timeout: float = 5.0) -> Domain: ...
@@ -598,9 +608,9 @@ class Domain:
     ) -> Sender:
         """Opens the writing end of a channel, with its own memory of up to `store_bytes` (1 GiB).
 
-        Each reader can be `queue` payloads behind (16), and hold `held` payloads besides (48). If any of it is
-        exhausted, the sender blocks for `timeout` seconds and raises TimeoutError, drops the oldest payload that was
-        not received yet, or fails with ChannelError. Up to `idle_bytes` (256 MiB) stay allocated for the next payloads.
+        Each reader can be `queue` payloads behind (16), and hold `held` more (48). If one of these limits is reached,
+        the sender blocks for up to `timeout` seconds and then raises TimeoutError, drops the oldest payload not yet
+        received, or fails with ChannelError. Up to `idle_bytes` (256 MiB) stay allocated for the next payloads.
         """
     def receiver(self, channel: str, *, spin: float | None = None) -> Receiver:
         """Opens the reading end of a channel. It spins for `spin` seconds (100 us) before it sleeps."""
@@ -612,22 +622,22 @@ class Sender:
     def loan(self, parts: Sequence[int], *, header_bytes: int = 4096) -> Loan:
         """Loans memory for parts of these lengths, in bytes, and a header of up to `header_bytes`."""
     def send(self, header: Buffer, parts: Loan | Sequence[Buffer | npt.NDArray[Any]]) -> int:
-        """Sends a payload to all current readers, or to none, and returns how many they are.
+        """Sends a payload to all current readers, or to none, and returns their number.
 
         Copies nothing if `parts` is a loan, or if they are whole arrays over all parts of one loan in their order.
-        Otherwise copies all. After an error a loan can be sent again.
+        Otherwise copies everything. After an error a loan can be sent again.
         """
     @property
     def readers(self) -> int:
-        """How many readers there are."""
+        """Number of readers."""
     @property
     def used_bytes(self) -> int:
         """Bytes of payloads that are loaned, queued, held by readers, or viewed by arrays of this process."""
     @property
     def dropped(self) -> int:
-        """How many payloads were dropped because they were the oldest, counted per reader."""
+        """Number of payloads dropped because they were the oldest, counted per reader."""
     def wait_for_readers(self, readers: int, timeout: float | None = None) -> bool:
-        """Waits until there are at least so many readers. Returns whether there were before the time was over."""
+        """Waits until there are at least `readers` readers. Returns False if `timeout` seconds pass first."""
 
 @final
 class Receiver:
@@ -636,47 +646,47 @@ class Receiver:
     def recv(self, timeout: float | None = None) -> Payload:
         """Waits for a payload; TimeoutError after `timeout` seconds."""
     def try_recv(self) -> Payload | None:
-        """The next payload, if it has arrived."""
+        """Returns the next payload, if it has arrived."""
     @property
     def senders(self) -> int:
-        """How many senders there are."""
+        """Number of senders."""
     def wait_for_senders(self, senders: int, timeout: float | None = None) -> bool:
-        """Waits until there are at least so many senders. Returns whether there were before the time was over."""
+        """Waits until there are at least `senders` senders. Returns False if `timeout` seconds pass first."""
 
 @final
 class Loan:
-    """A payload in the making: memory in which readers will read. Its first bytes may be those of earlier payloads.
+    """Memory for a new payload, from which its readers will read. It may still contain bytes of earlier payloads.
 
     Send it before anything else changes the arrays over it: NumPy cannot be kept from writing to views that were made
-    before the send, and readers would see it. The memory is used again when all readers and all views are gone.
+    before the send, and readers would see it. The memory is reused once all readers and all views are gone.
     """
 
     def parts(self) -> list[Part]:
-        """The parts; ValueError once it was sent."""
+        """Returns the parts; ValueError once the loan was sent."""
     def array(
         self, dtype: npt.DTypeLike, shape: int | Sequence[int], *, part: int = 0
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """A part as an array, to be filled. When the loan is sent, the array becomes read-only."""
+        """Returns a part as an array, to be filled. When the loan is sent, the array becomes read-only."""
     @property
     def sent(self) -> bool:
-        """Whether it was sent."""
+        """Whether the loan was sent."""
 
 @final
 class Payload:
-    """A received payload. Its memory is its sender's until this, its parts and all arrays over them are gone."""
+    """A received payload. The sender reuses its memory once this, its parts and all arrays over them are gone."""
 
     def header(self) -> bytes:
-        """A copy of the header."""
+        """Returns a copy of the header."""
     def parts(self) -> list[Part]:
-        """The parts, without a copy."""
+        """Returns the parts, without copying them."""
 
 @final
 class Part:
-    """Memory of a loan or a payload: `numpy.asarray` makes a view that keeps it. A payload's is read-only."""
+    """Memory of a loan or a payload. `numpy.asarray` makes a view that keeps it. A payload's memory is read-only."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
     def __len__(self) -> int: ...
 
 def check_header(header: Buffer, depth_max: int, extension_max: int) -> None:
-    """Raises ValueError unless this is one complete MessagePack object, not nested deeper, without other extensions."""
+    """Raises ValueError unless the header is one complete MessagePack object within this depth and these extensions."""

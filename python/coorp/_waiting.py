@@ -1,4 +1,4 @@
-"""How asyncio waits for a live robot: the other half of `crates/py/src/live/wait.rs`."""
+"""Lets asyncio wait for a live robot: the other half of `crates/py/src/live/wait.rs`."""
 
 from __future__ import annotations
 

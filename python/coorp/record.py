@@ -6,8 +6,8 @@
 
 A robot's topics are `/robot_1/pose` (`geometry_msgs/msg/PoseStamped`), `/robot_1/camera` (`sensor_msgs/msg/Image`) and
 `/robot_1/cmd_vel` (`geometry_msgs/msg/Twist`); a scalar's topic is its own (`std_msgs/msg/Float64`). Payloads are CDR,
-times are seconds since the start of the run. Left out: what ROS 2 stores besides the messages (quality of service, a
-bag's `metadata.yaml`).
+times are seconds since the start of the run. Left out: what ROS 2 stores in addition to the messages (quality of
+service, a bag's `metadata.yaml`).
 """
 
 import atexit
@@ -103,7 +103,7 @@ class Recorder:
         atexit.register(self.close)
 
     def pose(self, robot: str | int, t_s: float, x: float, y: float, theta: float) -> None:
-        """A robot's position in metres, and its heading in radians from the x axis."""
+        """Records a robot's position in metres, and its heading in radians from the x axis."""
         at_ns = _nanoseconds(t_s)
         orientation = {"x": 0.0, "y": 0.0, "z": math.sin(theta / 2), "w": math.cos(theta / 2)}
         pose = {"position": {"x": float(x), "y": float(y), "z": 0.0}, "orientation": orientation}
@@ -111,7 +111,7 @@ class Recorder:
         self._add(f"/{self._robot(robot)}/pose", "geometry_msgs/msg/PoseStamped", at_ns, message)
 
     def image(self, robot: str | int, t_s: float, array: npt.NDArray[np.uint8]) -> None:
-        """A robot's camera image: uint8, height x width, or height x width x 1 (grey), 3 (RGB) or 4 (RGBA)."""
+        """Records a robot's camera image: uint8, height x width, or height x width x 1 (grey), 3 (RGB) or 4 (RGBA)."""
         array = np.asarray(array)
         channels = array.shape[2] if array.ndim == 3 else 1
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in _ENCODINGS:
@@ -134,7 +134,7 @@ class Recorder:
         self._add(f"/{name}/camera", "sensor_msgs/msg/Image", at_ns, message, array.nbytes)
 
     def velocity(self, robot: str | int, t_s: float, v: float, w: float) -> None:
-        """A robot's velocity command: forward in metres per second, turn in radians per second."""
+        """Records a robot's velocity command: forward in metres per second, turn in radians per second."""
         message = {
             "linear": {"x": float(v), "y": 0.0, "z": 0.0},
             "angular": {"x": 0.0, "y": 0.0, "z": float(w)},
@@ -142,7 +142,7 @@ class Recorder:
         self._add(f"/{self._robot(robot)}/cmd_vel", "geometry_msgs/msg/Twist", _nanoseconds(t_s), message)
 
     def scalar(self, topic: str, t_s: float, value: float) -> None:
-        """A number that changes over time, such as `reward` or `robot_1/reaction_ms`."""
+        """Records a number that changes over time, such as `reward` or `robot_1/reaction_ms`."""
         name = topic.strip("/")
         if not re.fullmatch(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*", name, re.ASCII):
             raise ValueError(f"'{topic}' is not a valid topic: use letters, digits and '_', and '/' between its parts")
@@ -208,7 +208,7 @@ class Recorder:
 
 
 def topic_names(robots: Sequence[str | int]) -> dict[str | int, str]:
-    """The name of each of these robots in a recording; ValueError if a name is invalid."""
+    """Returns the name of each of these robots in a recording; ValueError if a name is invalid."""
     names: dict[str | int, str] = {}
     for robot in robots:
         names[robot] = _topic_name(robot, names)

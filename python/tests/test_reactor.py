@@ -242,7 +242,7 @@ def test_double_connections() -> None:
     app.connect(b.frame, viewer.image)  # second of two
     ((line, text),) = refused(app.check)
     assert line == line_of("second of two")
-    assert text.startswith("viewer.image is connected already, to camera.frame (")
+    assert text.startswith("viewer.image is already connected to camera.frame (")
     assert f":{line_of('first of two')})" in text
 
 
@@ -317,10 +317,10 @@ def test_what_a_reaction_names() -> None:
         ("two names", "Wrong.b is also c"),
         ("hides", "Wrong.time hides Reactor.time"),
         ("foreign", "Wrong.foreign: its effect Other.port ("),
-        ("nameless", "Wrong.nameless: its effect output is no attribute of the class"),
-        ("twice", "Wrong.twice: tick stands twice"),
+        ("nameless", "Wrong.nameless: its effect output is not an attribute of the class"),
+        ("twice", "Wrong.twice: tick is listed twice"),
         ("no handler", "Wrong.hurried has a deadline and nothing to run"),
-        ("no deadline", "Wrong.relaxed has late='brake' and no deadline"),
+        ("no deadline", "Wrong.relaxed has late='brake' but no deadline"),
         ("no method", "Wrong.misspelt: Wrong has no method 'braek'; did you mean 'brake'?"),
     ]
     assert [line for line, _ in found] == [line_of(mark) for mark, _ in expected]
@@ -337,12 +337,12 @@ def test_what_is_refused_at_once() -> None:
         (lambda: Timer(period="0ms"), "period is zero"),
         (lambda: LogicalAction(delay_min=5), "delay_min: 5 is not a duration"),  # type: ignore
         (lambda: reaction(), "nothing triggers this reaction"),
-        (lambda: reaction(startup, effects="frame"), "effects: 'frame' cannot stand here; use outputs and actions"),  # type: ignore
-        (lambda: reaction(Camera.frame), "trigger: the Output cannot stand here; use an input"),  # type: ignore
+        (lambda: reaction(startup, effects="frame"), "effects: 'frame' is not allowed here; use outputs and actions"),  # type: ignore
+        (lambda: reaction(Camera.frame), "trigger: the Output is not allowed here; use an input"),  # type: ignore
         (lambda: reaction(startup, deadline="1 day"), "deadline: unknown unit 'day'"),
         (lambda: reaction(startup)(len), "@reaction is for plain methods"),
         (lambda: app.add(Camera), "add: <class"),  # type: ignore
-        (lambda: app.add(camera), "add: this reactor has been added already, as camera"),
+        (lambda: app.add(camera), "add: this reactor was already added, as camera"),
         (lambda: app.add(Camera(), name="camera"), "add: camera is the name of the reactor added at"),
         (lambda: app.add(Camera(), name="a b"), "add: 'a b' is not a name"),
         (lambda: app.add(Camera(), place="a.b"), "add: 'a.b' is not a place"),
@@ -368,7 +368,7 @@ def test_a_reaction_that_hides_another() -> None:
 
     ((line, text),) = refused(twice)
     assert line == line_of("second of its name")
-    assert text.startswith("go is declared already, at ")
+    assert text.startswith("go is already declared at ")
     assert f":{line_of('first of its name')};" in text
 
 
@@ -522,7 +522,7 @@ def test_placements(team: Program, tmp_path: Path) -> None:
             'a = ["cam",\n "detecter", "fusion"]\n',
             ["2: the program has no reactor 'detecter'; did you mean 'detector'?"],
         ),
-        ('a = ["cam", "detector"]\nb = ["cam", "fusion"]\n', ["2: cam is placed already, in line 1"]),
+        ('a = ["cam", "detector"]\nb = ["cam", "fusion"]\n', ["2: cam is already placed, in line 1"]),
         ('a = ["cam", "detector"]\nb = []\n', ["2: b has no reactors; name some or remove it"]),
         ('a = "cam"\n', ["1: a is not an array; write the names of reactors"]),
         ("a = [1]\n", ["1: not a name in quotes"]),

@@ -219,8 +219,8 @@ class Matrix(np.ndarray[Any, Any]):
 
 REFUSED: list[tuple[object, str]] = [
     ({"plan": [0, 1, 2, Unset(threading.Lock())]}, r"^value\['plan'\]\[3\]\.x: a _thread\.lock; "),
-    (object(), "^value: an object; send what it is made of"),
-    (Ordinary(), r"^value: a .*Ordinary; send what it is made of, as a dataclass"),
+    (object(), "^value: an object; send its contents"),
+    (Ordinary(), r"^value: a .*Ordinary; send its contents, as a dataclass"),
     ((1, Point(2, [lambda: 0])), r"^value\[1\]\[1\]\[0\]: a function"),
     ({(1, 2): [{3j}]}, r"^value\[\(1, 2\)\]\[0\]\{\.\.\.\}: a complex"),
     ({1j: 2}, r"^value\[1j\]: a complex"),
@@ -229,7 +229,7 @@ REFUSED: list[tuple[object, str]] = [
     (np.array([1]).view(Matrix), r"^value: a .*Matrix; .*as numpy\.asarray\(value\)"),
     (np.ma.masked_array([1]), "MaskedArray"),
     (np.zeros(3, "V0"), "no bytes"),
-    (local_class()(), "which other processes do not find"),
+    (local_class()(), "which other processes cannot find"),
     (OfList(), "OfList"),
     (memoryview(b"x"), "a memoryview"),
     (msgpack.Timestamp(1), "Timestamp"),

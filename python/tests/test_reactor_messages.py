@@ -55,7 +55,10 @@ def test_a_value_that_cannot_be_sent_is_named_with_its_output_and_line(
 ) -> None:
     done = coorp(tmp_path, 'self.frame.set({"a": [1, threading.Lock()]})', "pass", *options)
     assert done.returncode == 1
-    assert "camera.grab (app.py:9) sets camera.frame to a value that cannot be sent: value['a'][1]: a _thread.lock" in done.stderr
+    assert (
+        "camera.grab (app.py:9) sets camera.frame to a value that cannot be sent: value['a'][1]: a _thread.lock"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -169,7 +172,7 @@ def test_assigning_to_a_port_is_refused() -> None:
 
 
 def test_a_reaction_takes_no_arguments() -> None:
-    with pytest.raises(ProgramError, match="go is called with self alone; get values from ports"):
+    with pytest.raises(ProgramError, match="go is called with self only; get values from ports"):
 
         class Taking(Reactor):
             tick = Timer(period="1s")
@@ -202,7 +205,7 @@ def test_value_is_what_came_or_an_error() -> None:
     two, both = app.add(Two()), app.add(Sum())
     app.connect(two.first, both.a)
     app.connect(two.second, both.b)
-    with pytest.raises(LookupError, match="b has no value at this tag; ask is_present"):
+    with pytest.raises(LookupError, match="b has no value at this tag; check is_present"):
         app.run(fast=True)
     assert both.sole == 3
 

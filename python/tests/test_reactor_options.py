@@ -276,7 +276,7 @@ def test_late_values_go_to_the_method_for_them_and_a_replay_repeats_that(tmp_pat
     app.write_text(inputs)
     refused = coorp(app)
     assert refused.returncode == 2
-    assert "Driver.drive has tardy='go' and no input among its triggers" in refused.stderr
+    assert "Driver.drive has tardy='go' but no input among its triggers" in refused.stderr
     assert "Driver has no method 'go'" in refused.stderr
 
 

@@ -484,7 +484,7 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
         ("\napp.run()\n", "app.py:46: run: the program would run while its file is imported"),
         ("\nother = Program()\n", "app.py: several programs: app ("),
         ("\ndel app\n", "app.py: no variable of this module is a Program"),
-        ("\napp.connect(source.out, log.b)\n", "app.py:46: log.b is connected already, to double.o ("),
+        ("\napp.connect(source.out, log.b)\n", "app.py:46: log.b is already connected to double.o ("),
     ):
         done = coorp(app_file(tmp_path, end=end), cwd=tmp_path)
         assert done.returncode == 2

@@ -1,15 +1,15 @@
 """Motion, collisions and arrivals of robots and obstacles: the reference in NumPy.
 
-A dynamics works only on these three arrays:
+An implementation works only on these three arrays:
 
 - `robots`, (n, 8) float64: x and y in m, heading in rad, speed in m/s, turn in rad/s, the goal's x and y, and the
   shaped reward so far;
 - `status`, (n,) uint8: 0 while a robot drives, then its `Ending`; ended robots neither move nor obstruct;
 - `obstacles`, (m, 5) float64: x, y, vx, vy, radius.
 
-There are three equivalent ones. `coorp._native.NavigationDynamics` is compiled and used for learning. `NumpyDynamics`
-below defines what it must compute. `IrsimDynamics` lets IR-SIM move the robots and judge collisions and arrivals. The
-tests compare all three over whole episodes.
+There are three equivalent implementations. `coorp._native.NavigationDynamics` is compiled and used for learning.
+`NumpyDynamics` below defines its results. `IrsimDynamics` makes IR-SIM move the robots and judge collisions and
+arrivals. The tests compare all three over whole episodes.
 
 Simplified: robots adopt a velocity at once (as by default in IR-SIM). The shaped reward assumes constant velocities, so
 a reciprocal velocity obstacle equals a velocity obstacle. All shapes are discs.
@@ -54,7 +54,7 @@ class NumpyDynamics:
 
 
 def _step(robots: Floats, status: Status, obstacles: Floats) -> None:
-    """One Euler step, in the order of operations of IR-SIM."""
+    """Makes one Euler step, in IR-SIM's order of operations."""
     driving = status == DRIVING
     heading, speed, turn = robots[driving, 2], robots[driving, 3], robots[driving, 4]
     robots[driving, 0] += np.cos(heading) * speed * TICK_S
@@ -64,7 +64,7 @@ def _step(robots: Floats, status: Status, obstacles: Floats) -> None:
 
 
 def _endings(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Status:
-    """Each robot's ending at this instant, 0 for none; all are judged by the current state."""
+    """Returns each robot's ending at this instant, 0 for none. All are judged by the current state."""
     driving = status == DRIVING
     xy, radius = robots[:, :2], task.robot_radius_m
     between = np.hypot(*(xy[:, None] - xy[None]).transpose(2, 0, 1))
@@ -96,7 +96,7 @@ def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) ->
 
 
 def expected_collision_s(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Floats:
-    """The time to each robot's first collision if all keep their velocities; infinite beyond the horizon."""
+    """Returns the time to each robot's first collision if all keep their velocities; infinite beyond the horizon."""
     velocity = _velocities(robots)
     other_xy = np.concatenate([robots[:, :2], obstacles[:, :2]])
     other_velocity = np.concatenate([velocity, obstacles[:, 2:4]])
@@ -129,6 +129,6 @@ def _velocities(robots: Floats) -> Floats:
 
 
 def _wall_gaps(task: Task, xy: Floats) -> Floats:
-    """The distance of each centre from the left, right, lower and upper wall."""
+    """Returns the distance of each centre from the left, right, lower and upper wall."""
     x, y = xy.T
     return np.stack([x, task.width_m - x, y, task.height_m - y], axis=1)

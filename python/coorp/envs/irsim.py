@@ -76,8 +76,8 @@ def _kind(other: Any) -> Ending:  # noqa: ANN401 - IR-SIM's objects have one cla
 
 
 def _make_world(task: Task, robots: int, obstacle_radii_m: list[float]) -> Any:  # noqa: ANN401
-    """A complete IR-SIM world, created from the YAML text that IR-SIM expects in a file."""
-    # IR-SIM prints which window systems it could not open, even if it needs none.
+    """Creates a complete IR-SIM world from the YAML text that IR-SIM expects in a file."""
+    # IR-SIM prints the window systems that it could not open, even if it needs none.
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             import irsim

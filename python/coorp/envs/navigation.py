@@ -65,14 +65,13 @@ class Tally:
     collisions: npt.NDArray[np.int64]
     timeouts: npt.NDArray[np.int64]
     driven_s: npt.NDArray[np.float64]
-    """How long each robot has been driving."""
+    """The driving time of each robot."""
 
 
 class Navigation(ParallelEnv[str, Any, Any]):
     """Robots with differential drives in a walled square, each with its own goal, among moving obstacles.
 
-    The definitions of collision, arrival and reward are in `coorp.envs.Task`, those of the obstacles in
-    `coorp.envs.Level`, with their sources.
+    `coorp.envs.Task` defines collision, arrival and reward, and `coorp.envs.Level` the obstacles, with their sources.
 
     Observation, by robot: `image` (64, 64, 3) uint8, the surroundings within 3.2 m, with the robot at the centre and
     facing up. Obstacles (and everything beyond walls) are red, other robots green, the goal blue, with an afterglow of
@@ -207,7 +206,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         return self._observations(acting), reward, terminations, truncations, infos
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """The world from above, (600, 600, 3) uint8 for a square one; None without a render mode."""
+        """Returns the world from above, (600, 600, 3) uint8 for a square one; None without a render mode."""
         if self.render_mode is None:
             return None
         return draw_world(self.task, self._robots, self._status, self._obstacles)
@@ -286,9 +285,9 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._now_ns = t_ns
 
     def observe(self, only: int | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        """Every robot's current perception: images (n, 64, 64, 3) and vectors (n, 9), see `VECTOR_FIELDS`. With a
-        robot's number `only`, just that robot's: (1, 64, 64, 3) and (1, 9). A robot whose episode has ended still sees
-        from its last position."""
+        """Returns every robot's current perception: images (n, 64, 64, 3) and vectors (n, 9), see `VECTOR_FIELDS`. With
+        a robot's number `only`, just that robot's: (1, 64, 64, 3) and (1, 9). A robot whose episode has ended still
+        sees from its last position."""
         task = self.task
         return _native.perceive(
             self._robots,
@@ -300,20 +299,20 @@ class Navigation(ParallelEnv[str, Any, Any]):
         )
 
     def take_rewards(self) -> Floats:
-        """(n,) reward by robot since the last call."""
+        """Returns the (n,) rewards since the last call, by robot."""
         rewards = self._robots[:, 7].copy()
         self._robots[:, 7] = 0.0
         return rewards
 
     def take_events(self) -> npt.NDArray[Any]:
-        """The endings since the last call, oldest first, as an array of `EVENT_DTYPE`. Only the last 100,000 are
-        kept."""
+        """Returns the endings since the last call, oldest first, as an array of `EVENT_DTYPE`. Only the last 100,000
+        are kept."""
         events = np.array(list(self._events), dtype=EVENT_DTYPE)
         self._events.clear()
         return events
 
     def tally(self) -> Tally:
-        """Counts since `reset`, by robot."""
+        """Returns the counts since `reset`, by robot."""
         driving = self._status == DRIVING
         ticks = self._driven_ticks + np.where(driving, self._tick - self._began, 0)
         collisions = [ending for ending in Ending if ending.collision]
@@ -327,8 +326,8 @@ class Navigation(ParallelEnv[str, Any, Any]):
     # Checkpoints
 
     def get_state(self) -> dict[str, Any]:
-        """All that `set_state` needs to continue from here, bit for bit; plain values and arrays that can be
-        pickled."""
+        """Returns everything that `set_state` needs to continue from here, bit for bit, as plain values and arrays that
+        can be pickled."""
         arrays = {name: getattr(self, f"_{name}").copy() for name in _ARRAYS}
         return {
             "version": _STATE_VERSION,
@@ -368,7 +367,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._started = True
 
     def _setting(self) -> dict[str, Any]:
-        """The settings that must be equal for a state to fit. The backend may differ: all compute the same."""
+        """Returns the settings that must be equal for a state to fit. The backend may differ: all compute the same."""
         return {
             "robots": list(self.possible_agents),
             "level": repr(self.level),
@@ -430,8 +429,8 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._deadlines[robot] = self._tick + round(task.episode_s * TICKS_PER_S)
 
     def _free_place(self, taken: Floats, margin: float, start: Floats | None) -> Floats:
-        """A random point far enough from occupied ones (and from the start, for a goal); in a full world, the farthest
-        of those tried."""
+        """Returns a random point far enough from occupied ones (and from the start, for a goal); in a full world, the
+        farthest of the points tried."""
         size = np.array([self.task.width_m, self.task.height_m])
         points = self._rng.uniform(margin, size - margin, (_PLACES_TRIED, 2))
         gaps = np.hypot(*(points[:, None] - taken[None]).transpose(2, 0, 1)).min(axis=1, initial=np.inf)

@@ -23,8 +23,8 @@ _COLOURS = (
 
 
 def draw_world(task: Task, robots: Floats, status: Status, obstacles: Floats) -> npt.NDArray[np.uint8]:
-    """RGB, y upwards, the longer side 600 pixels. Obstacles are grey. Each robot has a colour, and its goal is a ring
-    of that colour; robots that have ended are pale."""
+    """Draws the world as RGB, y upwards, the longer side 600 pixels. Obstacles are grey. Each robot has a colour, and
+    its goal is a ring of that colour; robots that have ended are pale."""
     scale = _SIDE / max(task.width_m, task.height_m)
     shape = (max(1, round(task.height_m * scale)), max(1, round(task.width_m * scale)), 3)
     canvas = np.empty(shape, dtype=np.float32)

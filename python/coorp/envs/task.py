@@ -5,7 +5,7 @@ Sources, named in the fields below:
 - `paper`: reference [2] of Deng 2022, R. Han, S. Chen, Q. Hao, "Cooperative Multi-Robot Navigation in Dynamic
   Environment with Deep Reinforcement Learning", ICRA 2020. Neither its text nor its code is public, so only its setting
   is used here: robots with differential drives, moving obstacles, and one robot that combines perceptions and decides
-  for all.
+  for all robots.
 - `code`: the same first author's next publication, "Reinforcement Learned Distributed Multi-Robot Navigation with
   Reciprocal Velocity Obstacle Shaped Rewards", RA-L 2022 (arXiv 2203.10229), with its code at
   github.com/hanruihua/rl_rvo_nav, and the simulator of both, IR-SIM (github.com/hanruihua/ir-sim). All definitions and
@@ -16,19 +16,19 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 TICK_NS = 1_000_000
-"""All integration and all checks use a grid of one millisecond."""
+"""Duration of a tick. All integration and all checks use a grid of one millisecond."""
 TICK_S = TICK_NS / 1e9
 TICKS_PER_S = 1000
 REWARD_TICKS = 10
-"""The shaped reward is sampled on every tenth tick."""
+"""Ticks between samples of the shaped reward."""
 PACE = 3.0
-"""Everything happens this many times as fast as in `code`: speeds are multiplied and times divided by it, sizes stay.
-Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive at 3 to 5 m/s in RoboCup's Middle
-Size League."""
+"""Factor by which everything is faster than in `code`: speeds are multiplied and times divided by it, sizes stay. Ours.
+At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive at 3 to 5 m/s in RoboCup's Middle Size
+League."""
 
 
 class Ending(IntEnum):
-    """How a robot's episode ended. If two robots touch, both have collided."""
+    """The endings of a robot's episode. If two robots touch, both have collided."""
 
     ARRIVED = 1
     HIT_ROBOT = 2
@@ -42,7 +42,7 @@ class Ending(IntEnum):
 
 
 DRIVING = 0
-"""A robot's status while none of the endings has come."""
+"""A robot's status while its episode has not ended."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Level:
     IR-SIM's `wander`. They react to no one and pass through one another."""
 
     obstacles: int = 5
-    """Their number (Deng 2022, section VI)."""
+    """Number of obstacles (Deng 2022, section VI)."""
     obstacle_radius_m: float = 0.2
-    """Ours; 0.1 m in `code`, which is hard to see in 64 pixels."""
+    """Radius. Ours; 0.1 m in `code`, which is hard to see in 64 pixels."""
     obstacle_speed_mps: tuple[float, float] = (0.1 * PACE, 0.3 * PACE)
-    """Minimum and maximum; at most 0.3 m/s in `code`."""
+    """Minimum and maximum speed; at most 0.3 m/s in `code`."""
 
 
 LEVELS = {"known": Level(obstacles=0), "unknown": Level(obstacles=8, obstacle_speed_mps=(0.4 * PACE, 0.8 * PACE))}
@@ -98,7 +98,7 @@ class Task:
     wall_horizon_s: float = 1.0 / PACE
     """The same for walls (`code`)."""
     margin_m: float = 0.1
-    """How much larger a robot assumes itself to be when it checks for risks (`code`)."""
+    """The length by which a robot assumes itself to be larger when it checks for risks (`code`)."""
     risk_bonus: float = 0.3
     risk_detour: float = 0.0
     risk_time: float = 6.0

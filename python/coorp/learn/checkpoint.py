@@ -1,7 +1,7 @@
 """Checkpoints: the complete state of a run in one file, which is replaced atomically.
 
-It decides how state is written, so that a Ctrl-C, a crash or a full disk leaves the last good checkpoint. It also
-decides which files a run may resume from. Reading a file executes nothing in it: only tensors, numbers, text and
+This module decides how state is written, so that a Ctrl-C, a crash or a full disk leaves the last good checkpoint. It
+also decides from which files a run may resume. Reading a file executes nothing in it: only tensors, numbers, text and
 containers are accepted.
 
 Left out: the state of the simulator. It is deterministic, so it is run again up to the checkpoint's time.
@@ -65,7 +65,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, mend: str) -> tuple[object, dict[str, Any]]:
-    """A file's version and content; `mend` says what to do if it has none."""
+    """Returns a file's version and content; `mend` says what to do if it has none."""
     try:
         with path.open("rb") as file:
             whole = torch.load(file, map_location="cpu", weights_only=True)
@@ -86,7 +86,7 @@ def save_model(path: Path, network: Network, made_by: str) -> None:
 
 
 def load_model(path: Path, shape: Shape) -> Network:
-    """A network with the weights of a file, which must fit this environment's observations and actions."""
+    """Returns a network with the weights of a file, which must fit this environment's observations and actions."""
     version, content = _read(path, "set --model to the model.pt of a run, or omit it")
     found, weights = content.get("shape"), content.get("weights")
     if not isinstance(found, dict) or not isinstance(weights, dict):

@@ -1,7 +1,7 @@
 """The co-simulation: environment, inference, learning and air in one virtual time.
 
 The simulator's events arrive in order (`coorp.Session.advance`), and each triggers the corresponding work at its time.
-It decides:
+This module decides:
 
 - PERCEPTION: the message carries what that robot sees and knows about itself at this instant.
 - INFER: the leader infers from the newest perception of each robot, however old, and from its own at this instant.
@@ -86,8 +86,8 @@ class Collector:
         self._items.append((images, vectors, actions, rewards, endings))
 
     def close(self) -> Transitions | None:
-        """The batch. The last loop's reward is not known yet, so that loop only serves as the state after the others;
-        if that leaves nothing, there is no batch."""
+        """Returns the batch. The last loop's reward is not known yet, so that loop only serves as the state after the
+        others; if that leaves nothing, there is no batch."""
         self.open = False
         if len(self._items) < 2:
             return None
@@ -107,7 +107,7 @@ class Collector:
         return [np.stack(column) for column in zip(*self._items, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
+        """Returns the state for a checkpoint."""
         return {"open": self.open, "items": self._columns()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ class Cosim:
                 return
 
     def _seconds(self, until_s: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Events second by second; the simulator runs one second ahead."""
+        """Yields the events second by second; the simulator runs one second ahead."""
         if self.now_s >= until_s:
             return
         with ThreadPoolExecutor(1) as pool:
@@ -212,7 +212,7 @@ class Cosim:
             self._endings[ended] += 1
 
     def _perceive(self, robot: int, tick: int) -> Perception:
-        """The current perception of `robot`."""
+        """Returns the current perception of `robot`."""
         self._settle()
         [image], [vector] = self.env.observe(robot)
         return Perception(tick, image, vector, float(self._rewards[robot]), self._endings[robot])
@@ -261,7 +261,7 @@ class Cosim:
         return self.control.deviation().detach().numpy().copy()
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, at a whole second."""
+        """Returns the state for a checkpoint, at a whole second."""
         return {
             "now_s": self.now_s,
             "history": vars(self.history),
@@ -277,7 +277,7 @@ class Cosim:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`, and lets the simulator catch up."""
+        """Restores a result of `state`, and makes the simulator catch up."""
         self.now_s = state["now_s"]
         self.history = History(**state["history"])
         self.env.set_state(state["env"])

@@ -1,4 +1,4 @@
-"""How `coorp learn` fails. Imports nothing, so that it can report that torch is missing."""
+"""Errors of `coorp learn`. Imports nothing, so that `coorp learn` can report that torch is missing."""
 
 
 class Mend(Exception):

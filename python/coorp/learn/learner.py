@@ -43,12 +43,12 @@ class Learner:
         self._batch: Batch | None = None
 
     def on_batch_full(self, got: Transitions | None) -> None:
-        """The leader has a batch and distributes it; if it is empty, there is nothing to learn from."""
+        """Handles a full batch, which the leader distributes; if it is empty, there is nothing to learn from."""
         self._batch = None if got is None else ppo.prepare(self.control, got, self.hyper).to(self._device)
         self.sync.begin_epoch()
 
     def on_trained(self, robot: int) -> None:
-        """A robot has computed its update and sends it."""
+        """Handles the end of a robot's computation: the robot sends its update."""
         if self._batch is None:
             self._updates_under_way[robot] = torch.zeros_like(self._has[robot])
             return
@@ -56,24 +56,24 @@ class Learner:
         self._updates_under_way[robot] = self._optimisers[robot].update(self._robot, self._has[robot], share)
 
     def on_update_in(self, robot: int) -> None:
-        """The leader has received a robot's update."""
+        """Handles the arrival of a robot's update at the leader."""
         self.sync.on_update(robot, self._updates_under_way.pop(robot))
 
     def on_model_out(self, robot: int) -> None:
-        """The leader sends a robot the current model."""
+        """Handles the leader's sending of the current model to a robot."""
         self._models_under_way[robot] = self.sync.model()
 
     def on_model_in(self, robot: int) -> None:
-        """A robot has received the model sent to it."""
+        """Handles the arrival of the model at a robot."""
         self._has[robot] = self._models_under_way.pop(robot)
 
     def on_epoch(self) -> None:
-        """All robots have the model of their last round, which drives from now on."""
+        """Handles the end of an epoch: all robots have the model of their last round, which drives from now on."""
         load_flat(self.control, self.sync.model())
         self._batch = None
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
+        """Returns the state for a checkpoint."""
         return {
             "control": flat(self.control),
             "sync": self.sync.state(),

@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Once(argparse.Action):
-    """An option with two names; without this, the last one would silently win."""
+    """An option with two names. Without this class, the last one would silently win."""
 
     def __call__(
         self,
@@ -201,7 +201,7 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def _again(command: list[str]) -> list[str]:
-    """The command that continues this one. Options may be abbreviated."""
+    """Returns the command that continues this one. Options may be abbreviated."""
     kept = [word for word in command if not (len(word) > 3 and "--overwrite".startswith(word))]
     resumes = any(len(word) > 4 and "--resume".startswith(word) for word in kept)
     return kept if resumes else [*kept, "--resume"]
@@ -225,7 +225,7 @@ def _run(each: Plan, interrupted: list[bool]) -> bool:
 
 
 def _lines(each: Plan) -> Callable[[int, str], None]:
-    """Progress without a terminal: an occasional line."""
+    """Returns a callback that shows progress without a terminal: an occasional line."""
     if sys.stderr.isatty():
         return lambda _second, _note: None
     told_s = time.monotonic()

@@ -1,13 +1,14 @@
 """The control model: one policy shared by all robots, and a critic that sees the whole team.
 
-It computes a Gaussian over each robot's velocity from its image (64 x 64 x 3) and vector (pose, goal), and each robot's
-value from the observations of all. The critic is centralised (Deng 2022, section II-A: perceptions of all are
-combined). A robot's value depends on its own observation and the mean over the team, so the same weights serve any
-number of robots. The policy reads only a robot's own observation, with shared weights.
+The model computes a Gaussian over each robot's velocity from the robot's image (64 x 64 x 3) and vector (pose, goal),
+and each robot's value from the observations of all robots. The critic is centralised (Deng 2022, section II-A:
+perceptions of all are combined). A robot's value depends on its own observation and the mean over the team, so the same
+weights serve any number of robots. The policy reads only a robot's own observation, with shared weights.
 
-It is small on purpose. Every control loop contains one batched forward pass of five images, 54,000 times in half an
-hour. The size on the air comes from the team file, which pads it to `parameters`. The convolution does not overlap, so
-it is one matrix product over patches, which on a CPU is faster than a convolution and needs no change of layout.
+The network is small on purpose. Every control loop contains one batched forward pass of five images, 54,000 times in
+half an hour. The size on the air comes from the team file, which pads it to `parameters`. The convolution does not
+overlap, so it is one matrix product over patches, which on a CPU is faster than a convolution and needs no change of
+layout.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Network(nn.Module):
             last.weight.mul_(0.01)
 
     def forward(self, images: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean action (..., robots, action) and value (..., robots)."""
+        """Returns the mean action (..., robots, action) and the value (..., robots)."""
         seen = self.seen(images, vectors)
         team = seen.mean(dim=-2, keepdim=True).expand_as(seen)
         value = self.critic(torch.cat((seen, team), dim=-1)).squeeze(-1)
         return self.policy(seen), value
 
     def seen(self, images: Tensor, vectors: Tensor) -> Tensor:
-        """Each robot's image code and vector, side by side."""
+        """Returns each robot's image code and vector, side by side."""
         count, side = images.shape[:-3].numel(), IMAGE // PATCH
         # Patches are moved while their pixels are still bytes, eight at a time, and scaled through the weights: moving
         # pixels takes most of the time, not multiplying them.
@@ -84,12 +85,13 @@ class Network(nn.Module):
         return torch.cat((x.view(*vectors.shape[:-1], CODE), vectors / self.scale), dim=-1)
 
     def deviation(self) -> Tensor:
-        """Standard deviation of each action, bounded so that exploration neither stops nor explodes."""
+        """Returns the standard deviation of each action, bounded so that exploration neither stops nor explodes."""
         return self.log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp()
 
     @torch.inference_mode()
     def act(self, images: NDArray[np.uint8], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mean actions (robots, action) for one loop: the forward pass of the control loop, without the critic."""
+        """Returns the mean actions (robots, action) for one loop: the control loop's forward pass, without the
+        critic."""
         return self.policy(self.seen(torch.from_numpy(images), torch.from_numpy(vectors))).numpy()
 
 
@@ -99,7 +101,7 @@ def _perceptron(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def flat(network: Network) -> Tensor:
-    """All parameters in one vector, as sent over the air."""
+    """Returns all parameters in one vector, as sent over the air."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
 
 

@@ -26,19 +26,19 @@ class Onlooker(Protocol):
     """The events that observers receive; times are virtual nanoseconds."""
 
     def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
-        """A robot made a perception."""
+        """Handles a robot's perception."""
         ...
 
     def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
-        """A robot drives by a command from now on."""
+        """Handles a command by which a robot drives from now on."""
         ...
 
     def on_loop_ended(self, t_ns: int) -> None:
-        """Every robot has its command of a loop, or will never get it."""
+        """Handles the end of a loop: every robot has its command, or will never get it."""
         ...
 
     def on_second(self, t_ns: int, history: History) -> None:
-        """A second is over."""
+        """Handles the end of a second."""
         ...
 
 
@@ -77,8 +77,8 @@ class Film:
 
 
 class Tape:
-    """Everything that robots see and do, as MCAP: poses and images when perceived, velocities when commanded, and once
-    per second the reward per robot and second and the collisions so far.
+    """Records everything that robots see and do, as MCAP: poses and images when perceived, velocities when commanded,
+    and once per second the reward per robot and second and the collisions so far.
 
     If the disk is full, `failure` says so and the run continues, because it can only stop at a whole second."""
 
@@ -89,14 +89,14 @@ class Tape:
         self._names = env.possible_agents
 
     def on_perception(self, t_ns: int, robot: int, image: NDArray[np.uint8]) -> None:
-        """Pose and image."""
+        """Records the pose and the image."""
         x, y, theta = self._env.poses[robot].tolist()
         with self._kept():
             self._recorder.pose(self._names[robot], t_ns / NS, x, y, theta)
             self._recorder.image(self._names[robot], t_ns / NS, image)
 
     def on_command(self, t_ns: int, robot: int, velocity: NDArray[np.float32]) -> None:
-        """The velocity."""
+        """Records the velocity."""
         with self._kept():
             self._recorder.velocity(self._names[robot], t_ns / NS, *velocity.tolist())
 

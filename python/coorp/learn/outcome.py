@@ -23,7 +23,7 @@ class History:
     collisions: list[int] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     epochs_s: list[float] = field(default_factory=list)
-    """When each epoch ended; not one per second."""
+    """The end of each epoch; not one per second."""
 
     def add(self, t_s: float, reward: float, collisions: int, arrivals: int) -> None:
         """Adds a second."""
@@ -49,7 +49,7 @@ class Outcome:
     bulk_mbps: float
     history: History
     setting: dict[str, Any] = field(default_factory=dict)
-    """The run's settings, to check whether it is the requested one."""
+    """The run's settings, to check whether this is the requested run."""
 
     @property
     def label(self) -> str:
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """The name of the run's folder."""
         return run_name(self.policy, self.sync, frozen=self.frozen)
 
     @property
@@ -100,7 +100,8 @@ class Outcome:
         return share_interval(self.violation_rate, self.loops)
 
     def mean_reward(self, first: float, last: float) -> float:
-        """Reward per robot and second from share `first` to share `last` of the run, over at least a second."""
+        """Returns the reward per robot and second from share `first` to share `last` of the run, over at least a
+        second."""
         count = len(self.history.t_s)
         a = max(min(int(first * count), count - 2), 0)
         b = min(max(int(last * count), a + 2), count) - 1
@@ -108,7 +109,7 @@ class Outcome:
         return (self.history.reward[b] - self.history.reward[a]) / (span * self.robots) if span > 0 else math.nan
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON, together with the values computed from it."""
+        """Writes the outcome as JSON, together with the values computed from it."""
         low, high = self.violation_interval
         rate, rate_low, rate_high = self.collision_rate
         derived = {
@@ -131,7 +132,8 @@ class Outcome:
 
 
 def run_name(policy: str, sync: str, *, frozen: bool) -> str:
-    """A run's folder within its comparison. A frozen run has its own, because it may use what the other one learnt."""
+    """Returns a run's folder within its comparison. A frozen run has its own, because it may use what another run
+    learnt."""
     return policy if sync == "none" else f"{policy}-{sync}{'-frozen' if frozen else ''}"
 
 
@@ -140,14 +142,16 @@ def _or_none(number: float) -> float | None:
 
 
 def poisson_interval(count: int, z: float = Z_95) -> tuple[float, float]:
-    """Confidence interval of a Poisson mean after `count` events (Byar's approximation of the exact one)."""
+    """Returns the confidence interval of a Poisson mean after `count` events (Byar's approximation of the exact
+    one)."""
     low = 0.0 if count == 0 else count * (1 - 1 / (9 * count) - z / (3 * math.sqrt(count))) ** 3
     more = count + 1
     return low, more * (1 - 1 / (9 * more) + z / (3 * math.sqrt(more))) ** 3
 
 
 def share_interval(share: float, count: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's confidence interval of a share of `count`. Loops are not independent, so it is somewhat too narrow."""
+    """Returns Wilson's confidence interval of a share of `count`. Loops are not independent, so it is somewhat too
+    narrow."""
     if count == 0:
         return 0.0, 1.0
     middle = share + z * z / (2 * count)

@@ -1,12 +1,13 @@
 """Proximal policy optimisation (Schulman et al., 2017), as a gradient that any robot can compute on its share.
 
-It defines advantages (generalised, lambda-discounted), the clipped surrogate, the value loss and the entropy bonus, and
-a robot's update. Robots hold partitions of *loops*: one item contains what all robots perceived, did and earned in one
-MPC loop (Deng 2022, section I), because the critic needs all of them.
+This module defines advantages (generalised, lambda-discounted), the clipped surrogate, the value loss and the entropy
+bonus, and a robot's update. Robots hold partitions of *loops*: one item contains what all robots perceived, did and
+earned in one MPC loop (Deng 2022, section I), because the critic needs all of them.
 
 A round (Deng 2022: training, update, model) is one pass over a robot's partition in minibatches, each one step of the
-robot's own Adam. Its update is how far that moved the model (local SGD: Stich, ICLR 2019). The air has room for some
-ten rounds in two minutes, and as many single steps would teach too little. A partition of one minibatch is one step.
+robot's own Adam. The robot's update is the distance by which that moved the model (local SGD: Stich, ICLR 2019). The
+air has room for some ten rounds in two minutes, and as many single steps would teach too little. A partition of one
+minibatch is one step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Hyper:
     rate: float = 1e-3
     """Adam's step size."""
     discount: float = 0.97
-    """A horizon of one second, at thirty loops per second."""
+    """Discount factor: a horizon of one second, at thirty loops per second."""
     trace: float = 0.95
     """Lambda of the generalised advantage."""
     clip: float = 0.2
@@ -44,7 +45,7 @@ class Hyper:
     """Approximate number of loops in a minibatch."""
 
     def slowed(self, share: float) -> Hyper:
-        """The same settings with this share of the step size."""
+        """Returns the same settings with this share of the step size."""
         return replace(self, rate=self.rate * share)
 
 
@@ -85,21 +86,22 @@ class Batch:
         return len(self.returns)
 
     def part(self, index: int, parts: int) -> Batch:
-        """Every `parts`-th loop from `index` on: shares of equal size, to within one loop, from the whole batch."""
+        """Returns every `parts`-th loop from `index` on: shares of equal size, to within one loop, from the whole
+        batch."""
         return Batch(*(tensor[index::parts] for tensor in vars(self).values()))
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
+        """Returns the same batch on another device."""
         return Batch(*(tensor.to(device) for tensor in vars(self).values()))
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Several teams' loops as one batch."""
+    """Returns several teams' loops as one batch."""
     return Batch(*(torch.cat(tensors) for tensors in zip(*(vars(batch).values() for batch in batches), strict=True)))
 
 
 def log_prob(mean: Tensor, deviation: Tensor, action: Tensor) -> Tensor:
-    """Log density of actions under the Gaussian policy, summed over the action axis."""
+    """Returns the log density of actions under the Gaussian policy, summed over the action axis."""
     z = (action - mean) / deviation
     return (-0.5 * z * z - deviation.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
 
@@ -110,11 +112,12 @@ def advantages(
     dones: NDArray[np.bool_],
     hyper: Hyper,
 ) -> NDArray[np.float32]:
-    """Generalised advantages (loops, robots). `values` has one row more than `rewards`: the value after the last loop.
+    """Returns generalised advantages (loops, robots). `values` has one row more than `rewards`: the value after the
+    last loop.
 
     A robot whose drive ended restarts at once, elsewhere. Its actions do not determine where, so an ending cuts the
     trace and counts only through its own reward: the value after it is taken to be the value before it. If that value
-    were zero, or that of the fresh start, a robot in trouble would do best to crash soon."""
+    were zero, or the new start's, a robot in trouble would do best to crash soon."""
     assert len(values) == len(rewards) + 1, f"{len(values)} values for {len(rewards)} loops"
     result = np.zeros_like(rewards)
     ahead = np.zeros(rewards.shape[1:], dtype=np.float32)
@@ -129,7 +132,7 @@ def advantages(
 
 @torch.no_grad()
 def prepare(network: Network, got: Transitions, hyper: Hyper) -> Batch:
-    """The leader's processing of a full batch: log-probabilities and values under the acting model, and advantages."""
+    """Processes a full batch at the leader: log-probabilities and values under the acting model, and advantages."""
     images, vectors, actions = (torch.from_numpy(array) for array in (got.images, got.vectors, got.actions))
     mean, values = network(images, vectors)
     _, after = network(torch.from_numpy(got.last_images), torch.from_numpy(got.last_vectors))
@@ -147,7 +150,7 @@ def prepare(network: Network, got: Transitions, hyper: Hyper) -> Batch:
 
 
 def loss(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
-    """Clipped surrogate, value loss and entropy bonus over a batch or part of one."""
+    """Returns clipped surrogate, value loss and entropy bonus over a batch or part of one."""
     mean, values = network(batch.images, batch.vectors)
     deviation = network.deviation()
     ratio = (log_prob(mean, deviation, batch.actions) - batch.log_probs).exp()
@@ -159,7 +162,7 @@ def loss(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
 
 
 def gradient(network: Network, batch: Batch, hyper: Hyper) -> Tensor:
-    """The gradient of the loss over these loops as one flat vector."""
+    """Returns the gradient of the loss over these loops as one flat vector."""
     parameters = list(network.parameters())
     pieces = torch.autograd.grad(loss(network, batch, hyper), parameters)
     vector = torch.cat([piece.reshape(-1) for piece in pieces])
@@ -176,8 +179,8 @@ class Optimiser:
         self._adam = torch.optim.Adam([self._moved], lr=hyper.rate)
 
     def update(self, network: Network, model: Tensor, share: Batch) -> Tensor:
-        """How far one pass over a share of the batch moves the model, per parameter; zero if the share is empty.
-        `network` is used for the computation; its weights are overwritten."""
+        """Returns the distance by which one pass over a share of the batch moves the model, per parameter; zero if the
+        share is empty. `network` is used for the computation; its weights are overwritten."""
         self._moved.copy_(model)
         self._adam.param_groups[0]["lr"] = self.hyper.rate
         parts = min(len(share), max(1, round(len(share) / self.hyper.minibatch_loops)))
@@ -188,7 +191,7 @@ class Optimiser:
         return self._moved - model
 
     def state(self) -> dict[str, object]:
-        """The state for a checkpoint."""
+        """Returns the state for a checkpoint."""
         return self._adam.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -197,7 +200,7 @@ class Optimiser:
 
 
 def train(network: Network, optimiser: Optimiser, batch: Batch, rounds: int) -> None:
-    """Plain PPO in one place: equivalent to a team of one robot, and used for pre-training."""
+    """Trains by plain PPO in one place: equivalent to a team of one robot, and used for pre-training."""
     model = flat(network)
     for _ in range(rounds):
         model += optimiser.update(network, model, batch)

@@ -45,7 +45,7 @@ class Teams:
         self.step = 0
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
-        """The current perceptions of all robots."""
+        """Returns the current perceptions of all robots."""
         seen = [env.observe() for env in self.envs]
         return np.stack([images for images, _ in seen]), np.stack([vectors for _, vectors in seen])
 
@@ -65,14 +65,14 @@ class Teams:
         return rewards, ended
 
     def tally(self) -> tuple[int, int, int]:
-        """Arrivals, collisions and timeouts since the start."""
+        """Returns arrivals, collisions and timeouts since the start."""
         tallies = [env.tally() for env in self.envs]
         sums = [(int(t.arrivals.sum()), int(t.collisions.sum()), int(t.timeouts.sum())) for t in tallies]
         return sum(s[0] for s in sums), sum(s[1] for s in sums), sum(s[2] for s in sums)
 
 
 def gather(network: Network, teams: Teams, rng: np.random.Generator) -> list[Transitions]:
-    """A batch from each team."""
+    """Returns a batch from each team."""
     deviation = network.deviation().detach().numpy()
     columns: list[list[np.ndarray]] = [[], [], [], [], []]
     images, vectors = teams.observe()
@@ -120,7 +120,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description="Pre-train the policy that coorp learn starts from.")
     parser.add_argument("--minutes", type=float, default=100.0, help="driving time of all teams together [100]")
     parser.add_argument("--seed", type=int, default=1)

@@ -66,7 +66,7 @@ def _colour(outcome: Outcome) -> str | None:
 
 
 def _smoothed(outcome: Outcome) -> tuple[list[float], list[float]]:
-    """Reward per robot and second over the last `SMOOTH_S` seconds, plotted against minutes."""
+    """Returns minutes, and the reward per robot and second over the last `SMOOTH_S` seconds."""
     times, totals = outcome.history.t_s, outcome.history.reward
     back = min(SMOOTH_S, max(1, len(times) // 3))
     minutes = [t / 60 for t in times[back:]]
@@ -99,7 +99,8 @@ def _epochs(outcomes: list[Outcome]) -> Figure:
 
 
 def _normalised(outcome: Outcome, outcomes: list[Outcome]) -> str:
-    """Time per epoch relative to edca under the same paradigm, as in table I; in seconds if edca did not run."""
+    """Returns the time per epoch relative to edca under the same paradigm, as in table I; in seconds if edca did not
+    run."""
     edca = [o for o in outcomes if o.policy == "edca" and o.sync == outcome.sync and o.history.epochs_s]
     if math.isnan(outcome.epoch_s):
         return "-"

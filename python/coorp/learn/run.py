@@ -43,7 +43,7 @@ IMAGE_BYTES = 64 * 64 * 3
 BATCH_BYTES_MAX = 4 << 30
 """Maximum size of a batch's images, which are kept in memory."""
 DIGESTS = ("team file", "--model", "hyper-parameters", "environment")
-"""The settings of a run that are compared by a digest, which means nothing to people."""
+"""The settings of a run that are compared by a digest, which is not shown."""
 ANEW = "another --out, or --overwrite instead of --resume to start again"
 
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The name to print."""
         return self.policy if self.sync == "none" else f"{self.policy} {self.sync}"
 
     @cached_property
@@ -159,7 +159,7 @@ class Plan:
             )
 
     def _left(self) -> list[str]:
-        """Files of an earlier run that this one would write."""
+        """Returns the files of an earlier run that this one would write."""
         if not self.folder.is_dir():
             return []
         return sorted(each.name for each in self.folder.iterdir() if WRITES.fullmatch(each.name))
@@ -192,7 +192,7 @@ class Plan:
         return Tape(open_files.enter_context(Recorder(self.folder / name)), cosim.env)
 
     def outcome(self) -> Outcome:
-        """The outcome, once the run is finished."""
+        """Returns the outcome, once the run is finished."""
         return Outcome.load(self.folder / "outcome.json")
 
     @property
@@ -225,7 +225,7 @@ class Plan:
         checkpoint.save(self._checkpoint, {"setting": self.setting, "cosim": cosim.state()})
 
     def _kept(self) -> dict[str, Any]:
-        """The checkpoint's state, if it belongs to this run."""
+        """Returns the checkpoint's state, if it belongs to this run."""
         content = checkpoint.load(self._checkpoint)
         theirs, state = content.get("setting"), content.get("cosim")
         if not isinstance(theirs, dict) or not isinstance(state, dict) or not isinstance(state.get("now_s"), int):
@@ -254,7 +254,7 @@ class Plan:
             raise CheckpointError(f"{self._checkpoint} does not fit this run ({problem}); give {ANEW}") from problem
 
     def _is_done(self) -> bool:
-        """Whether this exact run already has an outcome."""
+        """Returns whether this exact run already has an outcome."""
         try:
             content = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -284,7 +284,7 @@ class Plan:
 
 
 def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, folder: Path) -> list[Plan]:
-    """The requested runs, each prepared up to its start, so that errors show before the first one runs."""
+    """Returns the requested runs, each prepared up to its start, so that errors show before the first one runs."""
     if NO_CONTROL in policies:
         raise Mend(f"under {NO_CONTROL} there is no control loop, so no robot drives; remove it from --policy")
     team = coorp.check(options.team)
@@ -355,7 +355,7 @@ def _digest(of: Path | str) -> str:
 
 
 def _note(cosim: Cosim) -> str:
-    """Reward per robot and second over the last minute, and collisions so far."""
+    """Returns the reward per robot and second over the last minute, and the collisions so far."""
     history, robots = cosim.history, len(cosim.env.possible_agents)
     back = min(60, len(history.t_s))
     gained = history.reward[-1] - (history.reward[-back - 1] if len(history.reward) > back else 0.0)

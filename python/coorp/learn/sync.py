@@ -1,6 +1,6 @@
 """Parameter synchronisation: how the leader combines the robots' updates (Deng 2022, section II-A; its reference [34]).
 
-It decides when received updates are applied to the model, and with what weight. The simulator
+This module decides when received updates are applied to the model, and with what weight. The simulator
 (`crates/sim/src/drlc.rs`) decides *when the model is sent* and to whom, by the same rules and at the same instants:
 
 - BSP: once per round, when the updates of all robots have arrived.
@@ -8,11 +8,12 @@ It decides when received updates are applied to the model, and with what weight.
   has caught up so far that a waiting one may continue. Until then its update waits too.
 - ASP: each update by itself, on arrival.
 
-An update is how far a robot has moved the model (ppo.py). Updates applied together are averaged in the order of the
-robots, and scaled by the share of the team that they come from. So separate updates of N robots move the model about as
-far as one of all N. With s = 0, SSP equals BSP bit for bit. For a single robot, each of the three is plain PPO.
+An update is the distance by which a robot has moved the model (ppo.py). Updates applied together are averaged in the
+order of the robots, and scaled by the share of the team that they come from. So separate updates of N robots move the
+model about as far as one update of all N. With s = 0, SSP equals BSP bit for bit. For a single robot, each of the three
+is plain PPO.
 
-A robot computes its update on the model that it *has*: between MODEL_OUT and MODEL_IN that is still its old one.
+A robot computes its update on the model that it *has*: between MODEL_OUT and MODEL_IN, that is still the old one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PARADIGMS = ("bsp", "ssp", "asp")
 
 
 class Sync(ABC):
-    """The leader's side, one epoch after another."""
+    """The leader's side of synchronisation, one epoch after another."""
 
     def __init__(self, model: Tensor, robots: int) -> None:
         assert robots > 0
@@ -36,12 +37,12 @@ class Sync(ABC):
         self._waiting: dict[int, Tensor] = {}
 
     def begin_epoch(self) -> None:
-        """Partitions are sent: rounds count from zero."""
+        """Begins an epoch: partitions are sent, and rounds count from zero."""
         assert not self._waiting, "unused updates of the last epoch"
         self.rounds = [0] * len(self.rounds)
 
     def on_update(self, robot: int, update: Tensor) -> None:
-        """The leader has received a robot's update."""
+        """Handles the arrival of a robot's update at the leader."""
         assert robot not in self._waiting, f"robot {robot} sent an update before the reply to its last one"
         self._waiting[robot] = update
         self.rounds[robot] += 1
@@ -49,12 +50,12 @@ class Sync(ABC):
             self._combine()
 
     def model(self) -> Tensor:
-        """The current model, as sent by MODEL_OUT."""
+        """Returns the current model, as sent by MODEL_OUT."""
         return self._model.clone()
 
     @abstractmethod
     def _due(self) -> bool:
-        """Whether the waiting updates are applied now."""
+        """Returns whether the waiting updates are applied now."""
 
     def _combine(self) -> None:
         updates = [update for _, update in sorted(self._waiting.items(), key=lambda item: item[0])]
@@ -62,7 +63,7 @@ class Sync(ABC):
         self._model += torch.stack(updates).mean(0) * (len(updates) / len(self.rounds))
 
     def state(self) -> dict[str, object]:
-        """The state for a checkpoint."""
+        """Returns the state for a checkpoint."""
         return {"rounds": list(self.rounds), "waiting": dict(self._waiting), "model": self._model.clone()}
 
     def restore(self, state: dict) -> None:
@@ -100,7 +101,7 @@ class Asp(Sync):
 
 
 def make(paradigm: str, model: Tensor, robots: int, staleness: int) -> Sync:
-    """The synchronisation with this name, one of `PARADIGMS`."""
+    """Returns the synchronisation with this name, one of `PARADIGMS`."""
     match paradigm:
         case "bsp":
             return Bsp(model, robots)

@@ -1,4 +1,4 @@
-"""Reactors: programs whose result depends on their inputs alone, in one process, several, or over robots.
+"""Reactors: programs whose result depends only on their inputs, in one process, in several, or over robots.
 
     import numpy as np
     from coorp.reactor import Input, Output, Program, Reactor, Timer, reaction

@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> int:
     """Runs the federate, reports to the launcher, and returns the exit code."""
     federate, common, pipe = map(int, sys.argv[1:4])
-    # They may go to all processes at once; the launcher asks for the end.
+    # These signals may reach all processes at once; only the launcher reacts, and requests the end.
     for number in FOR_LAUNCHER:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_LAUNCHER)
@@ -27,7 +27,7 @@ def main() -> int:
     given = json.loads(os.pread(common, os.fstat(common).st_size, 0))
     os.close(common)
     if os.getppid() != given["launcher"]:
-        # It died before it could be told to the kernel.
+        # The launcher died before the kernel knew that this process should die with it.
         return 1
     with os.fdopen(pipe, "w", encoding="utf-8") as reports:
         return _run(federate, given, reports)
@@ -71,13 +71,13 @@ def _same_program(given: dict[str, Any]) -> Any:  # noqa: ANN401
 
     program = found(given["location"])
     if set(program.added) == set(given["of"]):
-        # The launcher has found what cannot be sent.
+        # The launcher has already refused types that cannot be sent.
         built = build(program, Placement(tuple(given["federates"]), given["of"]), pickle=True)
         if built.text == given["program"]:
             return built
     raise ProgramError(
-        f"{program.where}: the program differs from process to process; build it without randomness, time, or what "
-        'only `if __name__ == "__main__":` runs'
+        f"{program.where}: the program differs from process to process; build it without random numbers, the time, or "
+        'anything that only `if __name__ == "__main__":` runs'
     )
 
 

@@ -1,6 +1,7 @@
 """Checks a program and flattens it for the native runtime.
 
-What depends on order and delays is checked natively (`check_program`). Here its answers get the user's lines.
+`check_program`, which is native, checks everything that depends on order and delays. Here its problems get the user's
+lines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from coorp.reactor.program import Added, Connection, Program
 
 RESERVED = {name for name, value in vars(Reactor).items() if isinstance(value, property) or callable(value)}
-"""What a reactor has by itself."""
+"""The attributes that every reactor has."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Built:
 
 @dataclass
 class _Lines:
-    """Where the full names of a program come from."""
+    """The lines that the full names of a program come from."""
 
     of: dict[str, Where] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
@@ -52,7 +53,8 @@ class _Lines:
 
 
 def build(program: Program, place: str | os.PathLike[str] | Placement | None = None, *, pickle: bool = False) -> Built:
-    """Raises ProgramError with every problem that can be found at once. With `pickle`, all values can be sent."""
+    """Checks and flattens a program. Raises ProgramError with every problem that can be found at once. With `pickle`,
+    all values can be sent."""
     problems = _own_problems(program)
     if problems:
         raise all_refused(problems)
@@ -69,18 +71,19 @@ def build(program: Program, place: str | os.PathLike[str] | Placement | None = N
 
 
 def full_name(port: Any) -> str:  # noqa: ANN401
-    """The full name of a port of an added reactor."""
+    """Returns the full name of a port of an added reactor."""
     return f"{port._reactor._parts.name}.{port._name}"
 
 
 def live_reactions(built: Built, added: Added) -> list[tuple[int, Reaction]]:
-    """The reactions that can run, with their places in the class. What only unconnected inputs trigger cannot."""
+    """Returns the reactions that can run, with their places in the class. A reaction cannot run if only unconnected
+    inputs trigger it."""
     reactions = enumerate(added.reactor._parts.reactions)
     return [(at, reaction) for at, reaction in reactions if _triggers(reaction, added.name, built.loose)]
 
 
 def refuse_waiting_cycles(built: Built, offsets: Sequence[int | None]) -> None:
-    """Raises ProgramError if a federate would wait for ever, under decentralised coordination with these offsets."""
+    """Raises ProgramError if a federate would wait forever, under decentralised coordination with these offsets."""
     cycles = built.graph.cycles()
     problems: dict[int, Problem] = {}
     for federate, (cycle, offset) in enumerate(zip(cycles, offsets, strict=True)):
@@ -112,13 +115,13 @@ def _waiting(built: Built, federate: int) -> Problem:
     name = built.placement.federates[federate]
     return Problem(
         cycle[0].where,
-        f"zero-delay cycle of processes: decentralised, {name} and the others of it would wait for each other for "
-        'ever. Give a connection of it a delay (after="1ms"), or set --offset, or use centralised coordination'
-        f"\n       {steps}",
+        f"zero-delay cycle of processes: under decentralised coordination, {name} and the others in it would wait for "
+        'each other forever. Give one of its connections a delay (after="1ms"), set --offset, or use centralised '
+        f"coordination\n       {steps}",
     )
 
 
-# What the native code cannot see.
+# Checks of what the native code cannot see.
 
 
 def _own_problems(program: Program) -> list[Problem]:
@@ -140,7 +143,7 @@ def _of_class(cls: type[Reactor], added: Added) -> Iterable[Problem]:
     parts = added.reactor._parts.declared
     for name, part in parts.items():
         if part.second_name and part.name == name:
-            yield Problem(part.where, f"{cls.__name__}.{part.name} is also {part.second_name}; declare each by itself")
+            yield Problem(part.where, f"{cls.__name__}.{part.name} is also {part.second_name}; declare each separately")
         if name in RESERVED or name == "_parts":
             yield Problem(part.where, f"{cls.__name__}.{name} hides Reactor.{name}; rename it")
         if isinstance(part, Reaction):
@@ -155,7 +158,8 @@ def _of_reaction(cls: type[Reactor], parts: dict[str, Declaration], reaction: Re
             if isinstance(part, Moments):
                 continue
             if not part.name:
-                yield Problem(reaction.where, f"{title}: its {what} {KINDS[type(part)]} is no attribute of the class")
+                text = f"{title}: its {what} {KINDS[type(part)]} is not an attribute of the class"
+                yield Problem(reaction.where, text)
             elif type(parts.get(part.name)) is not type(part) or not issubclass(cls, part.owner or cls):
                 owner = part.owner.__name__ if part.owner else cls.__name__
                 yield Problem(
@@ -164,15 +168,15 @@ def _of_reaction(cls: type[Reactor], parts: dict[str, Declaration], reaction: Re
                 )
         for name, count in Counter(part.name for part in given).items():
             if count > 1:
-                yield Problem(reaction.where, f"{title}: {name} stands twice among its {what}s")
+                yield Problem(reaction.where, f"{title}: {name} is listed twice among its {what}s")
     if reaction.deadline_ns is not None and reaction.late is None:
         yield Problem(reaction.where, f'{title} has a deadline and nothing to run when it is missed; add late="method"')
     if reaction.late is not None and reaction.deadline_ns is None:
-        yield Problem(reaction.where, f"{title} has late={reaction.late!r} and no deadline; add one")
+        yield Problem(reaction.where, f"{title} has late={reaction.late!r} but no deadline; add one")
     if reaction.tardy is not None and not any(isinstance(part, Input) for part in reaction.triggers):
         yield Problem(
             reaction.where,
-            f"{title} has tardy={reaction.tardy!r} and no input among its triggers; only values of inputs can be tardy",
+            f"{title} has tardy={reaction.tardy!r} but no input among its triggers; only values of inputs can be tardy",
         )
     for method in (reaction.late, reaction.tardy):
         if method is not None and not callable(getattr(cls, method, None)):
@@ -224,7 +228,7 @@ def _unsendable(program: Program, placement: Placement) -> Iterable[Problem]:
             yield Problem(
                 connection.where,
                 f"{source} ({declared.where}) and {sink} are in different processes, and {type_name(kind)} cannot be "
-                "sent; send what it is made of, as a dataclass for example, or place both in one process",
+                "sent; send its contents, as a dataclass for example, or place both in one process",
             )
 
 
@@ -296,13 +300,13 @@ def _flat_reaction(reaction: Reaction, reactor: str, loose: frozenset[str]) -> I
 
 
 def late_inputs(reaction: Reaction, reactor: str, loose: frozenset[str]) -> list[str]:
-    """The inputs whose late values the reaction handles."""
+    """Returns the inputs whose late values the reaction handles."""
     inputs = [part.name for part in reaction.triggers if isinstance(part, Input)]
     return [name for name in inputs if reaction.tardy is not None and f"{reactor}.{name}" not in loose]
 
 
 def tardy_name(reaction: Reaction) -> str:
-    """The name of the native reaction that gets the late values of this one."""
+    """Returns the name of the native reaction that gets the late values of this one."""
     return f"{reaction.name}.{reaction.tardy}"
 
 
@@ -360,9 +364,9 @@ def _lines(program: Program) -> _Lines:
 
 def _double(sink: str, lines: _Lines) -> Problem:
     first, second, *rest = lines.into[sink]
-    # The native code names an input once for each connection too many.
+    # The native code names an input once for each excess connection.
     lines.into[sink] = [first, *rest]
-    text = f"{sink} is connected already, to {full_name(first.source)} ({first.where}); remove one connection"
+    text = f"{sink} is already connected to {full_name(first.source)} ({first.where}); remove one connection"
     return Problem(second.where, text)
 
 
@@ -378,6 +382,6 @@ def _cycle(names: list[str], lines: _Lines) -> Problem:
     text = "\n    -> ".join(steps)
     return Problem(
         where or lines.of.get(names[0]),
-        "causality cycle: each waits for the one before it at the same tag. Give a connection of it a delay "
+        "causality cycle: each waits for the one before it at the same tag. Give one of its connections a delay "
         f'(after="1ms"), or reorder reactions\n       {text}',
     )

@@ -1,18 +1,18 @@
-"""Values to bytes and back: arrays as they lie in memory, and the rest in MessagePack (Kwok, section IV-C2).
+"""Converts values to bytes and back: arrays as they are in memory, and the rest in MessagePack (Kwok, section IV-C2).
 
 `encode` returns a header and parts. Arrays and tensors become parts without a copy, as do bytes of more than 4 KiB; the
-header is the rest. `decode` makes read-only arrays over the parts, which keep the memory they lie in.
+header is the rest. `decode` makes read-only arrays over the parts, which keep the parts' memory alive.
 
-What has no type of its own in MessagePack is a list that begins with an extension, a mark: a tuple is [mark, item,
-...]. Nobody else's list begins so, because extensions themselves cannot be sent. A type is named `module:QualName`.
+A type that MessagePack lacks becomes a list that begins with an extension, a mark: a tuple is [mark, item, ...]. No
+other list begins with an extension, because extensions themselves cannot be sent. A type is named `module:QualName`.
 
-Headers come from other processes, so `decode` trusts none: whatever the bytes, it raises ValueError or TypeError, and
-allocates no more than a multiple of their length. It imports no module. It creates objects of dataclasses, named
-tuples and enumerations that are here without calling their code, apart from enumerations of flags. Pickled values are
-the exception, hence on request only.
+Headers come from other processes, so `decode` does not trust them. Whatever the bytes, it raises at most ValueError or
+TypeError, and allocates no more than a multiple of their length. It imports no module. It creates objects of known
+dataclasses, named tuples and enumerations without calling their code, apart from enumerations of flags. Pickled values
+are the exception, so they need `pickle`.
 
-Left out: subclasses of dict, list and ndarray; arrays of objects, and dtypes from other packages. Attributes of a
-dataclass that are not fields. Tensors on a GPU. Strides other than those of C and Fortran, which are copied.
+Left out: subclasses of dict, list and ndarray; arrays of objects, and dtypes from other packages; attributes of a
+dataclass that are not fields; tensors on a GPU. Arrays with strides other than C's and Fortran's are copied.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 __all__ = ["decode", "encode"]
 
 _DEPTH_MAX = 100
-"""Containers within each other in a value."""
+"""Maximum depth of nested containers in a value."""
 _WIRE_DEPTH_MAX = 256
-"""The same in a header, where some values are two lists."""
+"""The same for a header, in which some values are two nested lists."""
 _INLINE_BYTES_MAX = 4096
 _INLINE_ARRAY_BYTES_MAX = 512
-"""Smaller arrays are in the header: a part costs more than their copy."""
+"""Arrays up to this size are in the header: a part costs more than a copy."""
 _PARTS_MAX = 1023
-"""One fewer than a payload can have. More arrays are in the header."""
+"""One fewer than a payload can have. Further arrays are in the header."""
 _HEADER_BYTES_MAX = 512 << 10
-"""A longer header is a part itself."""
+"""A longer header becomes a part itself."""
 _SHAPE_MAX = 32
 _PATH_SHOWN_MAX = 200
 _KNOWN_MAX = 256
 _KNOWN_BYTES_MAX = 256
-"""Headers of arrays that are remembered, and their length."""
+"""Maximum number of array headers to remember, and their maximum length."""
 
 (
     _TUPLE,
@@ -80,7 +80,7 @@ _AWAY = 15
 _HEADER_AWAY = cast("bytes", msgpack.packb(msgpack.ExtType(_AWAY, b"")))
 
 _PLAIN = frozenset((type(None), bool, int, float, str))
-"""Types that MessagePack has."""
+"""The types that MessagePack has."""
 _KEYS = _PLAIN | {bytes}
 
 Handler = Callable[["_Encoder", Any, int], object]
@@ -89,9 +89,11 @@ Part = Any
 
 
 def encode(value: object, *, pickle: bool = False) -> tuple[bytes, list[Buffer]]:
-    """The header of a value, and its parts: bytes and C-contiguous arrays of bytes, which are memory of the value.
+    """Returns the header of a value, and its parts: bytes and C-contiguous arrays of bytes, which share the value's
+    memory.
 
-    Raises TypeError, with the place inside the value, for what cannot be sent. With `pickle`, what pickle takes can.
+    Raises TypeError, with the place inside the value, if a part of it cannot be sent. With `pickle`, everything that
+    pickle accepts can.
     """
     if type(value) is np.ndarray and value.nbytes > _INLINE_ARRAY_BYTES_MAX and value.flags.c_contiguous:
         header = _header_of_array(value.dtype, value.shape)
@@ -105,7 +107,7 @@ def encode(value: object, *, pickle: bool = False) -> tuple[bytes, list[Buffer]]
     packer = _threads.packer
     header = cast("bytes", packer.pack(plain))
     if len(header) > _HEADER_BYTES_MAX:
-        # It has grown its buffer.
+        # The packer has grown its buffer.
         del _threads.packer
         encoder.parts.append(header)
         header = _HEADER_AWAY
@@ -113,7 +115,7 @@ def encode(value: object, *, pickle: bool = False) -> tuple[bytes, list[Buffer]]
 
 
 def decode(header: bytes | memoryview, parts: Sequence[object], *, pickle: bool = False) -> Any:  # noqa: ANN401
-    """The value. Its arrays are read-only views of the parts.
+    """Returns the value. Its arrays are read-only views of the parts.
 
     A tensor is a view too. Torch has no read-only tensors, but the memory is: writing to it ends the process. Write to
     `tensor.clone()`.
@@ -141,7 +143,7 @@ def decode(header: bytes | memoryview, parts: Sequence[object], *, pickle: bool 
     except Exception as error:
         raise ValueError(f"not a value of this version: {error}") from error
     if decoder.marks:
-        raise ValueError("not a value of this version: a mark where none belongs")
+        raise ValueError("not a value of this version: an unexpected mark")
     if type(value) is np.ndarray and len(header) <= _KNOWN_BYTES_MAX:
         _note_known(header, value)
     return value
@@ -149,9 +151,10 @@ def decode(header: bytes | memoryview, parts: Sequence[object], *, pickle: bool 
 
 @functools.lru_cache(maxsize=_KNOWN_MAX)
 def _header_of_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes | None:
-    """The header of an array in C order that is the only part; none if it needs more care.
+    """Returns the header of an array in C order that is the only part; None if it needs more care.
 
-    Such arrays come by the thousand, and after each the caches are cold: the less code, the sooner they arrive.
+    Such arrays come by the thousand, and after each one the caches are cold: the less code runs, the sooner they
+    arrive.
     """
     if dtype.hasobject or not dtype.itemsize or dtype.fields is not None:
         return None
@@ -163,7 +166,7 @@ def _header_of_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes | No
 
 
 _known_arrays: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-"""What headers say that were decoded before, if they are `_header_of_array`."""
+"""The contents of headers that were decoded before and equal `_header_of_array`."""
 
 
 def _note_known(header: bytes, array: npt.NDArray[Any]) -> None:
@@ -193,13 +196,13 @@ _threads = _Threads()
 
 
 def _integer(value: object) -> msgpack.ExtType:
-    """What the packer cannot: all else was replaced before."""
+    """Packs an integer that the packer cannot pack. Everything else that it cannot pack was replaced before."""
     assert type(value) is int
     return msgpack.ExtType(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
 class _RefusedError(Exception):
-    """A value cannot be sent. Each container adds where it was."""
+    """A value that cannot be sent. Each container adds the value's place in it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -287,7 +290,7 @@ class _Encoder:
         return result
 
     def members(self, value: set[Any] | frozenset[Any], depth: int) -> object:
-        # In an order that does not depend on the process's hashes, where there is one.
+        # Sorted if possible, so that the order does not depend on the process's hashes.
         try:
             items = sorted(value)
         except Exception:
@@ -367,7 +370,7 @@ class _Encoder:
     def other(self, value: object, _depth: int) -> object:
         if self.pickle:
             return self.pickled(value)
-        raise _RefusedError(f"{_kind(type(value))}; send what it is made of{_mends(type(value))}")
+        raise _RefusedError(f"{_kind(type(value))}; send its contents{_mends(type(value))}")
 
     def pickled(self, value: object) -> object:
         try:
@@ -411,7 +414,7 @@ def _handler(kind: type) -> Handler:
 
 
 def can_encode(kind: type) -> bool:
-    """Whether objects of this very class can be encoded without pickle, as far as the class tells."""
+    """Returns whether objects of this very class can be encoded without pickle, as far as the class tells."""
     if kind in _PLAIN or kind in (np.ndarray, bytes, dict, list, tuple):
         return True
     return _handler(kind) is not _Encoder.other
@@ -430,12 +433,12 @@ def _name(kind: type) -> str:
     module = "__main__" if kind.__module__ in ("__main__", LOADED) else kind.__module__
     name = f"{module}:{kind.__qualname__}"
     if kind not in _candidates(name):
-        raise _RefusedError(f"{_kind(kind)}, which other processes do not find; define it at the top of a module")
+        raise _RefusedError(f"{_kind(kind)}, which other processes cannot find; define it at the top of a module")
     return name
 
 
 def _candidates(name: str) -> list[object]:
-    """The objects of this name. Modules are not imported: what they run then must not be for a sender to choose."""
+    """Returns the objects of this name. Imports no module: a sender must not choose which code runs here."""
     module_name, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         return []
@@ -453,7 +456,7 @@ def _candidates(name: str) -> list[object]:
 
 @functools.lru_cache(maxsize=1024)
 def _found(name: str, what: str) -> Any:  # noqa: ANN401
-    """The class of this name. Not finding it raises, and is not remembered."""
+    """Returns the class of this name. If there is none, raises ValueError, which is not cached."""
     matches: Callable[[type], bool] = {
         "dataclass": dataclasses.is_dataclass,
         "named tuple": _is_named_tuple,
@@ -463,7 +466,7 @@ def _found(name: str, what: str) -> Any:  # noqa: ANN401
         if isinstance(candidate, type) and matches(candidate):
             return candidate
     shown = repr(name[:_PATH_SHOWN_MAX])
-    raise ValueError(f"{shown} is no {what} in this process; import its module in the program's file")
+    raise ValueError(f"{shown} names no {what} in this process; import its module in the program's file")
 
 
 # dtypes: NumPy's own text, or [itemsize, [name, offset, dtype, shape], ...].
@@ -497,12 +500,12 @@ def _dtype_in(wire: Any) -> np.dtype[Any]:  # noqa: ANN401
         except Exception as error:
             raise ValueError(f"there is no dtype {wire}") from error
     if type(wire) is not list or not wire or type(wire[0]) is not int or len(wire) > 1024:
-        raise ValueError("this is no dtype")
+        raise ValueError("this is not a dtype")
     names, formats, offsets = [], [], []
     for field in wire[1:]:
         name, offset, base, shape = _fields(field, 4)
         if type(name) is not str or type(offset) is not int:
-            raise ValueError("this is no field of a dtype")
+            raise ValueError("this is not a field of a dtype")
         names.append(name)
         offsets.append(offset)
         formats.append((_dtype_in(base), _shape(shape)) if shape else _dtype_in(base))
@@ -522,14 +525,14 @@ def _fields(items: Any, count: int) -> list[Any]:  # noqa: ANN401
 
 def _shape(wire: Any) -> tuple[int, ...]:  # noqa: ANN401
     if type(wire) is not list or len(wire) > _SHAPE_MAX:
-        raise ValueError("this is no shape")
+        raise ValueError("this is not a shape")
     if not all(type(side) is int and 0 <= side < 1 << 62 for side in wire):
-        raise ValueError("this is no shape")
+        raise ValueError("this is not a shape")
     return tuple(wire)
 
 
 class _Mark:
-    """A list's first item, which says what the list stands for."""
+    """The first item of a list, which says what the list stands for."""
 
     __slots__ = ("code",)
 
@@ -541,7 +544,7 @@ _MARKS = [_Mark(code) for code in range(_INTEGER)]
 
 
 class _Decoder:
-    """Turns lists that begin with a mark back into what they stand for, innermost first."""
+    """Turns lists that begin with a mark back into the objects that they stand for, innermost first."""
 
     __slots__ = ("marks", "parts", "pickle")
 
@@ -549,7 +552,7 @@ class _Decoder:
         self.parts = parts
         self.pickle = pickle
         self.marks = 0
-        """Marks that no list has begun with yet."""
+        """The number of marks that were decoded, but not yet seen at the beginning of a list."""
 
     def extension(self, code: int, data: bytes) -> object:
         if code == _INTEGER:
@@ -569,7 +572,7 @@ class _Decoder:
         return dict(zip(items[1::2], items[2::2], strict=True))
 
     def data(self, place: object) -> npt.NDArray[np.uint8]:
-        """The bytes in the header, or those of the part."""
+        """Returns the bytes in the header, or the bytes of the part."""
         if type(place) is int and 0 <= place < len(self.parts):
             place = self.parts[place]
             if hasattr(place, "__array_interface__"):
@@ -610,7 +613,7 @@ class _Decoder:
             raise ValueError(f"a tensor of shape {shape} and {data.nbytes} bytes")
         if not data.nbytes:
             return torch.empty(shape, dtype=dtype)
-        # Torch would warn that it cannot see that the memory is read-only.
+        # Torch cannot see that the memory is read-only, and would warn.
         return torch.from_numpy(np.asarray(_Writeable(data))).view(dtype).reshape(shape)
 
     def dataclass(self, items: list[Any]) -> object:
@@ -648,7 +651,7 @@ class _Decoder:
 
 
 class _Writeable:
-    """Shows memory as writeable, and keeps it."""
+    """Presents memory as writeable, and keeps it alive."""
 
     def __init__(self, data: npt.NDArray[np.uint8]) -> None:
         self.data = data

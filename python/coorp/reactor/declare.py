@@ -1,4 +1,4 @@
-"""What a reactor class declares: ports, timers, actions and reactions.
+"""The declarations of a reactor class: ports, timers, actions and reactions.
 
 A declaration is an attribute of the class. Each instance has its own port, timer or action of the same name.
 """
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class Declaration:
-    """A named part of a reactor class, and where it is declared."""
+    """A named part of a reactor class, and the line that declares it."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -68,14 +68,14 @@ class Output(Declaration, Generic[T]):
 
 
 class Timer(Declaration):
-    """Triggers reactions at `offset` and then every `period`; without a period, once."""
+    """A timer. Triggers reactions at `offset` and then every `period`; without a period, once."""
 
     def __init__(self, *, period: str | timedelta | None = None, offset: str | timedelta = "0s") -> None:
         super().__init__()
         self.period_ns = None if period is None else duration("period", period)
         self.offset_ns = duration("offset", offset)
         if self.period_ns == 0:
-            raise refused("period is zero; for a single event leave it out")
+            raise refused("period is zero; for a single event, omit it")
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -174,18 +174,18 @@ class _Options:
 
     def __call__(self, body: F) -> F:
         if not isinstance(body, FunctionType) or iscoroutinefunction(body):
-            raise refused(f"@reaction is for plain methods, and {body!r} is none")
+            raise refused(f"@reaction is for plain methods, and {body!r} is not one")
         try:
             signature(body).bind(None)
         except TypeError:
             raise refused(
-                f"{body.__name__} is called with self alone; get values from ports, as self.port.get()"
+                f"{body.__name__} is called with self only; get values from ports, as self.port.get()"
             ) from None
         earlier = sys._getframe(1).f_locals.get(body.__name__)
         if isinstance(earlier, Declaration) and not earlier.name:
-            raise refused(f"{body.__name__} is declared already, at {earlier.where}; rename one")
+            raise refused(f"{body.__name__} is already declared at {earlier.where}; rename one")
         made = Reaction(body, Where(body.__code__.co_filename, body.__code__.co_firstlineno), self)
-        # To a type checker it stays the method: it can be called, and overridden by one.
+        # To a type checker it remains the method, which can be called, and overridden by another method.
         return cast(F, made)
 
 
@@ -202,10 +202,10 @@ def reaction(
     It may read its triggers and what it `uses`, and set or schedule its `effects`. If it would begin later than
     `deadline` after its tag, the method named `late` runs instead. Reactions of a reactor run in the class's order.
 
-    Under decentralised coordination, a value of an input may come after its tag, once the offset has passed. Then the
-    method named `tardy` gets the late values of the triggers, at the next free tag; `self.port.meant` is the time that
-    was meant. It may have the same effects as the reaction. Without it, such values are not used. They are counted and
-    reported either way.
+    Under decentralised coordination, a value of an input may arrive after its tag, once the offset has passed. Then the
+    method named `tardy` gets the late values of the triggers, at the next free tag; `self.port.meant` is the intended
+    time. The method may have the same effects as the reaction. Without it, late values are not used. They are counted
+    and reported in both cases.
     """
     if not triggers:
         raise refused("nothing triggers this reaction; write @reaction(trigger, ...)")
@@ -232,12 +232,12 @@ def _of(place: str, given: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:  # 
     for part in parts:
         if not isinstance(part, kinds):
             what = f"the {type(part).__name__}" if isinstance(part, Declaration) else repr(part)
-            raise refused(f"{place}: {what} cannot stand here; use {_ALLOWED[place]} declared in the class")
+            raise refused(f"{place}: {what} is not allowed here; use {_ALLOWED[place]} declared in the class")
     return parts
 
 
 def duration(what: str, given: str | timedelta) -> int:
-    """A duration of the user's file in ns."""
+    """Returns a duration of the user's file, in ns."""
     try:
         return nanoseconds(given)
     except (TypeError, ValueError) as problem:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from coorp.reactor.program import Added
 
 CHARACTER = 0.61
-"""Width of a character of the font, in its size."""
+"""Width of a character, as a share of the font size."""
 TEXT_MAX = 44
-"""Longer texts are cut."""
+"""Maximum length of a text; longer ones are cut."""
 COLOURS = ("#1b5e8a", "#a3480f", "#2e7d32", "#8e2a6b", "#5d4a9c", "#7a6200", "#00727a", "#b0303c")
 STYLE = """
 text { font: 12px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #1c2126 }
@@ -39,7 +39,7 @@ text { font: 12px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; 
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of text in a box, with a symbol before it."""
+    """A line of text in a box, after a symbol."""
 
     symbol: str
     text: str
@@ -53,7 +53,7 @@ class _Row:
 
 
 def drawn(built: Built) -> str:
-    """The diagram of a program."""
+    """Returns the diagram of a program."""
     added = list(built.program.added.values())
     rows = [list(_rows_of(one)) for one in added]
     boxes = [_box(one, rows[n], built.placement.of[one.name]) for n, one in enumerate(added)]
@@ -130,7 +130,7 @@ def _ports(added: Added, kind: type[Input] | type[Output]) -> list[str]:
 
 def _box(added: Added, rows: list[_Row], group: int) -> Box:
     inputs, outputs = _ports(added, Input), _ports(added, Output)
-    # Inputs and outputs are half a row apart, as the layout wants it.
+    # The layout needs inputs and outputs half a row apart.
     begin = 2 * ROW
     widest = [max((_width(_cut(name), 12) for name in names), default=0.0) for names in (inputs, outputs)]
     width = max([_width(_cut(added.name), 12) + 20, _width(_cut(_class(added)), 10) + 20, sum(widest) + 44])
@@ -198,7 +198,7 @@ def _line(route: list[tuple[float, float]], colour: str, physical: bool, title: 
     (x, y), end = route[0], route[-1]
     path = [f"M{x + 3:g} {y:g}"]
     for (x0, y0), (x1, y1), (x2, y2) in zip(route, route[1:], route[2:], strict=False):
-        # A round corner, of half the shorter side at most.
+        # A round corner, with a radius of at most half the shorter side.
         radius = min(5.0, (abs(x1 - x0) + abs(y1 - y0)) / 2, (abs(x2 - x1) + abs(y2 - y1)) / 2)
         path.append(f"L{x1 - radius * _sign(x1 - x0):g} {y1 - radius * _sign(y1 - y0):g}")
         path.append(f"Q{x1:g} {y1:g} {x1 + radius * _sign(x2 - x1):g} {y1 + radius * _sign(y2 - y1):g}")

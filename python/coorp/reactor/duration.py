@@ -1,4 +1,4 @@
-"""Durations with units, read exactly: "33ms" is 33,000,000 ns. The units are those of a team file."""
+"""Durations with units, read exactly: "33ms" is 33,000,000 ns. The units are the same as in a team file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHAPE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*(\S*)\s*")
 
 
 def nanoseconds(duration: str | timedelta) -> int:
-    """The duration in ns. The text of its ValueError or TypeError says what is wrong and what to write."""
+    """Returns the duration in ns. The text of its ValueError or TypeError says what is wrong and what to write."""
     if isinstance(duration, timedelta):
         return _limited((duration.days * 86_400 + duration.seconds) * 10**9 + duration.microseconds * 1_000, duration)
     if isinstance(duration, str):
@@ -52,7 +52,7 @@ def _limited(ns: int, given: object) -> int:
 
 
 def shown(ns: int) -> str:
-    """The duration in the greatest unit that keeps it whole."""
+    """Returns the duration in the largest unit in which it is a whole number."""
     for unit in ("s", "ms", "us"):
         if ns and ns % UNITS_NS[unit] == 0:
             return f"{ns // UNITS_NS[unit]} {unit}"

@@ -35,7 +35,7 @@ class Failed:
 
 
 def runner(built: Built, federate: int, settings: Mapping[str, Any], failed: Failed) -> Runner:
-    """A runner with all reactions of the federate."""
+    """Returns a runner with all reactions of the federate."""
     made = Runner(built.graph, federate, dict(settings))
     for name, added in built.program.added.items():
         if built.placement.of[name] == federate:
@@ -44,7 +44,7 @@ def runner(built: Built, federate: int, settings: Mapping[str, Any], failed: Fai
 
 
 def release(built: Built) -> None:
-    """Cuts physical actions off from the runner that has ended."""
+    """Detaches physical actions from the runner that has ended."""
     for added in built.program.added.values():
         for bound in added.reactor._parts.bound.values():
             if isinstance(bound, BoundPhysicalAction) and bound._schedule is not None:
@@ -109,7 +109,8 @@ def _written(reaction: Reaction) -> list[str]:
 
 
 def _guarded(reactor: Reactor, method: Callable[[], object], at: int, name: str, failed: Failed) -> Callable[[], None]:
-    """The method, as the reaction with the number `at`: ports allow what this reaction has declared."""
+    """Returns a call of the method as reaction number `at`, during which ports allow what this reaction has
+    declared."""
     moment, bound, attributes = reactor._parts.moment, reactor._parts.bound, vars(reactor)
 
     def run() -> None:

@@ -1,8 +1,8 @@
 """Runs a program: in this process if it has one federate, otherwise in a new process for each.
 
-The processes are fresh interpreters that import the user's file (`_child.py`). They ignore Ctrl-C: the launcher asks
-all of them to stop at the same tag, or kills them at the second Ctrl-C. They die with the launcher. Values never pass
-through the launcher; each process returns its counters as JSON when it ends.
+The processes are new interpreters that import the user's file (`_child.py`). They ignore Ctrl-C: the launcher makes all
+of them stop at the same tag, or kills them at the second Ctrl-C. They die with the launcher. Values never pass through
+the launcher; each process returns its counters as JSON when it ends.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ if TYPE_CHECKING:
     from coorp.reactor.program import Program
 
 GRACE_S = 5.0
-"""How long the other processes have for their reactions to `shutdown` after one has failed."""
+"""Time for the other processes to run their reactions to `shutdown` after one process has failed."""
 START_S = 600.0
-"""The longest that a process may take to import the program. One that ends is noticed at once."""
+"""Maximum time for a process to import the program. If it ends, that is noticed at once."""
 MESSAGE_BYTES_MAX = 64 << 20
-"""The most that a process may report."""
+"""Maximum length of a process's report, in bytes."""
 
 
 class ReactorError(RunError):
-    """A process of the program failed. The text says which reactor, and how."""
+    """A failure of one of the program's processes. The text says which reactor failed, and how."""
 
 
 class ViolationWarning(RuntimeWarning):
-    """Values came after their tag: the offset is too short."""
+    """Values that came after their tag: the offset is too short."""
 
 
 class Stoppable(Protocol):
-    """What `Program.stop` ends."""
+    """The running program, as `Program.stop` ends it."""
 
     def request_stop(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a program did. Times are in ns."""
+    """The result of a run. Times are in ns."""
 
     federates: Mapping[str, Mapping[str, Any]]
-    """By federate, what it counted."""
+    """The counters, by federate."""
     interrupted: bool
-    """Whether it ended by Ctrl-C or SIGTERM."""
+    """Whether Ctrl-C or SIGTERM ended the program."""
 
     @property
     def reactions(self) -> dict[str, dict[str, int]]:
-        """By reaction that ran: "count", "late", "total_ns", "longest_ns"."""
+        """By reaction, if it ran: "count", "late", "total_ns", "longest_ns"."""
         return {name: counts for federate in self.federates.values() for name, counts in federate["reactions"].items()}
 
     @property
@@ -78,17 +78,18 @@ class Result:
 
     @property
     def violations(self) -> dict[str, int]:
-        """By input: how many values came after their tag. Only under decentralised coordination."""
+        """By input: the number of values that came after their tag. Only under decentralised coordination."""
         return {name: count for federate in self.federates.values() for name, count in federate["violations"].items()}
 
     @property
     def handled(self) -> dict[str, int]:
-        """By input: how many of its `violations` went to the `tardy` method of a reaction. The others are not used."""
+        """By input: the number of its `violations` that a reaction's `tardy` method handled. The others are not
+        used."""
         return {name: count for federate in self.federates.values() for name, count in federate["handled"].items()}
 
     @property
     def digest(self) -> str | None:
-        """A hash of what all reactions did, if it was asked for: the same over placements, processes and threads."""
+        """A hash of everything that reactions did, if requested: the same over placements, processes and threads."""
         if any("digest" not in federate for federate in self.federates.values()):
             return None
         pairs = [pair for federate in self.federates.values() for pair in federate["digest"].items()]
@@ -96,7 +97,7 @@ class Result:
 
     @property
     def different(self) -> dict[str, tuple[int, str]]:
-        """In a replay, by reaction: how often it did something else than recorded, and at which tag first."""
+        """In a replay, by reaction: how often it differed from the recording, and the first tag at which it did."""
         return {name: at for federate in self.federates.values() for name, at in federate.get("different", {}).items()}
 
     @property
@@ -106,7 +107,7 @@ class Result:
 
     @property
     def lag_max_ns(self) -> int:
-        """How far behind its tag a reaction began, at most."""
+        """The longest time by which a reaction began behind its tag."""
         return max(federate["lag_max_ns"] for federate in self.federates.values())
 
 
@@ -117,10 +118,10 @@ def launch(
     team: str | None = None,
     robot: str | None = None,
 ) -> Result:
-    """Runs the program to its end, or this robot's part of it. `options` are settings of the native runtime."""
+    """Runs the program, or this robot's part of it, to its end. `options` are settings of the native runtime."""
     refuse_while_loading()
     if not program.one_run.acquire(blocking=False):
-        raise RuntimeError("the program is running already")
+        raise RuntimeError("the program is already running")
     try:
         result = _launched(program, place, options, team, robot)
     finally:
@@ -179,10 +180,10 @@ class _Process:
     text: bytearray = field(default_factory=bytearray)
     ended: bool = False
     killed: bool = False
-    """Whether the launcher killed it."""
+    """Whether the launcher killed the process."""
 
     def messages(self) -> dict[str, Any]:
-        """All that it reported."""
+        """Returns everything that the process reported."""
         merged: dict[str, Any] = {}
         for line in bytes(self.text).splitlines():
             merged.update(json.loads(line))
@@ -196,7 +197,7 @@ class _Process:
 @dataclass(frozen=True)
 class _Failure:
     rank: int
-    """Causes before consequences: killed, an exception in a reaction, everything else, the death of another."""
+    """Order of causes before consequences: killed, an exception in a reaction, everything else, another's death."""
     text: str
 
 
@@ -237,10 +238,10 @@ class _Launcher:
         return Result({name: self.results[name] for name in names}, interrupted=self.signals_seen > 0)
 
     def request_stop(self) -> None:
-        """Asks for the end of the program, over the federates here."""
+        """Requests the end of the program through the federates here."""
         for process in self.processes:
             if not process.ended:
-                # It handles the signal from when it runs.
+                # A process handles the signal only once it runs.
                 runs = "running" in process.messages()
                 process.process.send_signal(STOP_SIGNAL if runs else signal.SIGKILL)
 
@@ -277,7 +278,7 @@ class _Launcher:
         try:
             coordinator.run()
         except Exception as problem:
-            # A process that runs takes over; if none can, they fail and say so.
+            # A running process takes over; if none can, they fail and say so.
             self.failures.append(_Failure(3, f"the coordinator failed: {problem}"))
 
     def _start(self) -> None:
@@ -307,7 +308,7 @@ class _Launcher:
         pipe, theirs = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-m", "coorp.reactor._child", *map(str, (number, common, theirs))]
         trace = [self.settings[number]["trace_fd"]] if "trace_fd" in self.settings[number] else []
-        # A new process begins with this mask, so that it can ignore Ctrl-C before the first one comes.
+        # A new process starts with this mask, so that it can ignore Ctrl-C before the first one arrives.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_LAUNCHER)
         try:
             child = subprocess.Popen(command, pass_fds=(common, theirs, *trace))
@@ -358,7 +359,7 @@ class _Launcher:
         self.selector.unregister(process.pidfd)
         os.close(process.pidfd)
         status = process.process.wait()
-        # What it wrote before its end is in the pipe, and nobody else has the other end.
+        # Everything that it wrote is in the pipe, and no other process has the writing end.
         while process.pipe >= 0:
             self._read(process)
         process.ended = True
@@ -370,7 +371,7 @@ class _Launcher:
             return
         self.failures.append(_failure(process, status, messages))
         if self.kill_at is None:
-            # Without this process the others could not even start.
+            # Without a process that never ran, the others cannot even start.
             grace = GRACE_S if "running" in messages else 0.0
             self.kill_at = time.monotonic() + grace
             coordinator.request_stop()

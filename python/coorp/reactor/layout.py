@@ -1,9 +1,9 @@
-"""Where boxes and lines of a dataflow diagram go: in layers, after Sugiyama, with lines along a grid.
+"""Places the boxes and lines of a dataflow diagram: in layers, after Sugiyama, with lines along a grid.
 
 Boxes stand in columns, so that connections without a delay lead to the right. Boxes of one group share a rectangle that
-no other box enters. Lines leave a column for the channel beside it, run vertically on a track of their own there, and
+no other box enters. Lines leave a column for the channel beside it, run vertically there, each on its own track, and
 cross further columns between boxes. Inputs, outputs and crossings are at different fractions of a row, so that lines
-from different outputs never lie on each other.
+from different outputs never overlap.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 
 ROW = 18.0
 GAP = 2 * ROW
-"""Between boxes of a column."""
+"""Distance between boxes of a column."""
 TITLE = ROW
-"""The title of a group."""
+"""Height of a group's title."""
 MARGIN = ROW / 2
-"""Between a group's border and its boxes, and least distance of a crossing line from a box."""
+"""Distance between a group's border and its boxes, and minimum distance of a crossing line from a box."""
 TRACK = 8.0
-"""Between vertical lines."""
+"""Distance between vertical lines."""
 SWEEPS = 12
 
 
 @dataclass
 class Box:
-    """A reactor. Ports are given by their distance from its top."""
+    """A reactor. A port is given by its distance from the top."""
 
     name: str
     group: int
@@ -41,7 +41,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A connection between ports of boxes, which are given by their numbers."""
+    """A connection between two ports, each given by its box's number and its name."""
 
     source: tuple[int, str]
     sink: tuple[int, str]
@@ -62,14 +62,14 @@ class Group:
 
 @dataclass
 class Net:
-    """All lines from one output. They share what they have in common."""
+    """All lines from one output. They share their common segments."""
 
     source: tuple[int, str]
     lines: list[int] = field(default_factory=list)
     crossings: dict[int, float] = field(default_factory=dict)
-    """By column that it crosses, where."""
+    """The position at which it crosses a column, by column."""
     tracks: dict[int, float] = field(default_factory=dict)
-    """By channel in which it turns, where."""
+    """The position of its track in a channel, by channel."""
 
 
 class Layout:
@@ -198,7 +198,7 @@ class Layout:
         return max(columns) - min(columns), self._source_y(self.lines[net.lines[0]])
 
     def _crossed(self, net: Net) -> tuple[range, range]:
-        """The columns that the net crosses to the right and to the left, in its order."""
+        """Returns the columns that the net crosses to the right and to the left, in order."""
         start = self.boxes[net.source[0]].column
         ends = [self.boxes[self.lines[n].sink[0]].column for n in net.lines]
         return range(start + 1, max(ends)), range(start, min(ends) - 1, -1)
@@ -230,7 +230,7 @@ class Layout:
             x += width
 
     def _steps(self, net: Net, line: Line) -> Iterator[tuple[int, float, float]]:
-        """The channels through which a line runs, in its order: where it comes in, and where it goes on."""
+        """Yields the channels through which a line runs, in order, with the heights at which it enters and leaves."""
         start, end = self.boxes[line.source[0]].column, self.boxes[line.sink[0]].column
         y = self._source_y(line)
         forth = end > start
@@ -268,12 +268,13 @@ class Layout:
 
 
 def _rows(y: float) -> float:
-    """The next whole row."""
+    """Rounds up to a whole row."""
     return -(-y // ROW) * ROW
 
 
 def _free(start: float, aim: float, taken: list[tuple[float, float]], used: set[float]) -> float:
-    """The best place to cross a column: between boxes and lines, on the way from `start` to `aim`, near `start`."""
+    """Returns the best height to cross a column: between boxes and lines, on the way from `start` to `aim`, near
+    `start`."""
     # Crossings are a quarter of a row off the grid of ports.
     slots = len(taken) + 2 * len(used) + 2
     reach = sum(end - begin for begin, end in taken) + slots * ROW + abs(start - aim)

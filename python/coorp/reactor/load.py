@@ -1,7 +1,7 @@
 """Finds a program in the user's file, and finds it again in another process.
 
 As with `multiprocessing`'s start method spawn, a process imports the user's file under another name than `__main__`, so
-that what is guarded by `if __name__ == "__main__":` does not run.
+that code under `if __name__ == "__main__":` does not run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LOADED = "__coorp_main__"
 
 
 class Location(TypedDict):
-    """Where a program is found."""
+    """The place of a program."""
 
     file: str | None
-    """The file to import as LOADED, for a program in a script; else `module` is imported."""
+    """The file to import as LOADED, for a program in a script; otherwise `module` is imported."""
     module: str
-    """For a script that was run by `python -m`, its own name; else that of the program's module."""
+    """The name of a script that was run by `python -m`; otherwise the name of the program's module."""
     variable: str
 
 
@@ -39,7 +39,7 @@ class _Loading:
 
 
 def load_file(file: str, module_name: str = "") -> ModuleType:
-    """Imports a script as LOADED. `module_name`: its name if it is part of a package."""
+    """Imports a script as LOADED. `module_name` is the script's name if it is part of a package."""
     loader = SourceFileLoader(LOADED, file)
     spec = importlib.util.spec_from_file_location(LOADED, file, loader=loader)
     assert spec is not None
@@ -67,7 +67,7 @@ def refuse_while_loading() -> None:
 
 
 def locate(program: Program) -> Location:
-    """Where another process finds the program."""
+    """Returns the place at which another process finds the program."""
     for name in dict.fromkeys((LOADED, "__main__", program.module)):
         module = sys.modules.get(name)
         variable = next((key for key, value in vars(module).items() if value is program), None) if module else None
@@ -88,7 +88,7 @@ def locate(program: Program) -> Location:
 
 
 def found(location: Location) -> Program:
-    """The program, in another process."""
+    """Returns the program, in another process."""
     if location["file"] is None:
         module = importlib.import_module(location["module"])
     else:
@@ -97,7 +97,7 @@ def found(location: Location) -> Program:
 
 
 def only_program(module: ModuleType) -> Program:
-    """The one program of a user's file."""
+    """Returns the only program of a user's file."""
     from coorp.reactor.program import Program
 
     programs = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Program)}

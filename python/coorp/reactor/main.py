@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as problem:
         if isinstance(problem, OSError) and problem.filename and problem.filename in (options.trace, options.diagram):
             return _say(f"error: {problem.filename}: {problem.strerror}", 2)
-        # The user's own code, in its file or in a reaction.
+        # The error is from the user's own code: from the file or from a reaction.
         return _say(told(problem).rstrip("\n"), 1)
 
 
@@ -53,7 +53,7 @@ def _run(program: Program, options: argparse.Namespace) -> int:
     if options.diagram is not None:
         program.diagram(options.diagram, options.place)
         return 0
-    # Said below, with the others.
+    # Reported below, with the others.
     warnings.simplefilter("ignore", ViolationWarning)
     result = program.run(
         coordination=options.coordination,
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "failed, 2 bad input, 130 ended by Ctrl-C or SIGTERM.",
     )
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="Python file with one Program; its sys.argv is what follows --"
+        "file", type=Path, metavar="FILE", help="Python file with one Program; arguments after -- are its sys.argv"
     )
     parser.add_argument("--coordination", choices=COORDINATIONS, default="centralised", help="[centralised]")
     parser.add_argument(
@@ -106,20 +106,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fast", action="store_true", help="do not wait for the clock")
     parser.add_argument("--timeout", type=_duration, metavar="TIME", help="end at this logical time, such as 10s")
     parser.add_argument(
-        "--offset", type=_duration, metavar="TIME", help="decentralised: take an input for absent so long after its tag"
+        "--offset", type=_duration, metavar="TIME", help="decentralised: time after which a missing input is absent"
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="for independent reactions [1]")
-    parser.add_argument("--pickle", action="store_true", help="let any value pass between processes")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads for independent reactions [1]")
+    parser.add_argument("--pickle", action="store_true", help="allow any value between processes")
     parser.add_argument("--store-bytes", type=int, metavar="N", help="memory for each output's values [1 GiB]")
-    parser.add_argument("--store-wait", type=_duration, metavar="TIME", help="how long to wait for it when full [5s]")
-    parser.add_argument("--advise", action="store_true", help="propose `after` and offsets from what was measured")
-    parser.add_argument("--digest", action="store_true", help="print a hash of all that reactions did")
-    parser.add_argument("--record", metavar="FOLDER", help="record all that reactions do")
+    parser.add_argument("--store-wait", type=_duration, metavar="TIME", help="how long to wait if it is full [5s]")
+    parser.add_argument("--advise", action="store_true", help="propose `after` and offsets from measured times")
+    parser.add_argument("--digest", action="store_true", help="print a hash of everything that reactions did")
+    parser.add_argument("--record", metavar="FOLDER", help="record everything that reactions do")
     parser.add_argument("--replay", metavar="FOLDER", help="run a recorded run again, in this process")
     parser.add_argument("--team", metavar="FILE", help="on several robots: the team file")
     parser.add_argument("--robot", metavar="NAME", help="this robot [$COORP_ROBOT]")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto")
-    parser.add_argument("--diagram", metavar="FILE", help="write the dataflow as SVG, and do not run")
+    parser.add_argument("--diagram", metavar="FILE", help="write the dataflow as SVG, without running")
     return parser
 
 

@@ -1,11 +1,11 @@
-"""Where reactors run: which federates, that is processes, there are, and which reactors each of them has.
+"""Placement of reactors: the federates, which are processes, and the reactors of each.
 
 A placement file names processes and their reactors:
 
     vision = ["camera", "detector"]
     drive = ["fusion"]
 
-For several robots it has a table for each, and every process is then called by both names ("scout.vision"):
+For several robots it has a table for each, and the name of a process then contains both names ("scout.vision"):
 
     [scout]
     vision = ["camera", "detector"]
@@ -47,7 +47,7 @@ class Placement:
 
 
 def placed(program: Program, place: str | os.PathLike[str] | Placement | None) -> Placement:
-    """The placement that `place` asks for."""
+    """Returns the placement that `place` requests."""
     if isinstance(place, Placement):
         return place
     if place is None:
@@ -115,7 +115,7 @@ class _Check:
                 near = difflib.get_close_matches(name, self.program.added, n=1)
                 self._add(at, f"the program has no reactor {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
             elif name in self.of:
-                self._add(at, f"{name} is placed already, in line {self.lines[name]}")
+                self._add(at, f"{name} is already placed, in line {self.lines[name]}")
             else:
                 self.of[name], self.lines[name] = federate, at
 

@@ -1,4 +1,4 @@
-"""The declared types of ports, and whether a value of one fits another."""
+"""Finds the declared types of ports, and checks whether a value of one type fits another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN = Any
 
 
 def declared_type(part: Declaration) -> Any:  # noqa: ANN401
-    """T of `Input[T]()`, or of `name: Input[T] = Input()`; Any where it is not said or cannot be evaluated."""
+    """Returns T of `Input[T]()`, or of `name: Input[T] = Input()`; Any if it is missing or cannot be evaluated."""
     made = getattr(part, "__orig_class__", None)
     hint = made if made is not None else _annotation(part)
     if get_origin(hint) is ClassVar:
@@ -42,12 +42,12 @@ def _evaluated(hint: Any, part: Declaration) -> Any:  # noqa: ANN401
     try:
         return eval(text, dict(vars(module)) if module else {}, dict(vars(part.owner)) if part.owner else {})
     except Exception:
-        # Names that only a type checker sees. It checks them.
+        # The hint has names that only a type checker sees, which then checks them.
         return UNKNOWN
 
 
 def fits(given: Any, wanted: Any) -> bool:  # noqa: ANN401
-    """Whether a value of the type `given` may stand where `wanted` is declared. What cannot be told fits."""
+    """Returns whether a port of type `wanted` accepts a value of type `given`. In doubt, it does."""
     if wanted in (Any, object) or given is Any or given == wanted:
         return True
     if isinstance(given, TypeVar) or isinstance(wanted, TypeVar):
@@ -76,7 +76,7 @@ def _classes_fit(given: Any, wanted: Any) -> bool:  # noqa: ANN401
         if not issubclass(of, to):
             return False
     except TypeError:
-        # A protocol that cannot be checked at run time.
+        # This protocol cannot be checked at run time.
         return True
     inner, outer = get_args(given), get_args(wanted)
     if of is not to or len(inner) != len(outer):
@@ -89,12 +89,12 @@ def _none(hint: Any) -> Any:  # noqa: ANN401
 
 
 def is_union(hint: Any) -> bool:  # noqa: ANN401
-    """Whether a type is a union of others."""
+    """Returns whether a type is a union of others."""
     return get_origin(hint) in (Union, types.UnionType)
 
 
 def type_name(hint: Any) -> str:  # noqa: ANN401
-    """A type as a user would write it."""
+    """Returns a type as a user would write it."""
     if isinstance(hint, type) and not get_args(hint):
         return (
             hint.__qualname__

@@ -1,8 +1,8 @@
-"""What a reactor's code touches while it runs: its ports, timers and actions.
+"""The objects that a reactor's code uses while it runs: its ports, timers and actions.
 
-Before a reaction, the runtime sets `_value` and `_present` of what it reads. What it sets and schedules is noted in one
-list for each reactor, which the runtime takes afterwards. A reaction may use only what it has declared: anything else
-could differ from run to run, so it raises UndeclaredError.
+Before a reaction, the runtime sets `_value` and `_present` of everything that the reaction reads. Values that it sets
+and events that it schedules are noted in one list for each reactor, which the runtime takes afterwards. A reaction may
+use only what it has declared: anything else could differ from run to run, so it raises UndeclaredError.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OUTSIDE = -1
-"""The reaction of a moment at which none runs."""
+"""The number of the running reaction while none runs."""
 
 
 class UndeclaredError(RuntimeError):
-    """A reaction used a port or an action that it has not declared."""
+    """The use of a port or an action that the reaction has not declared."""
 
 
 class Moment:
-    """When a reactor's reaction runs, and which. One for each reactor; the runtime writes the times."""
+    """The running reaction of a reactor, and its time. One for each reactor; the runtime writes the times."""
 
     __slots__ = ("lag_ns", "microstep", "reaction", "reactions", "time_ns")
 
@@ -44,7 +44,7 @@ class Moment:
 
 
 class Bound:
-    """A declaration, for one reactor."""
+    """A declaration bound to one reactor."""
 
     __slots__ = ("_moment", "_name", "_reactor")
 
@@ -74,7 +74,7 @@ class _Readable(Bound):
         self._readers: frozenset[int] = frozenset()
 
     def is_present(self) -> bool:
-        """Whether there is an event at this tag."""
+        """Returns whether there is an event at this tag."""
         if self._moment.reaction not in self._readers:
             self._refuse("read", "the triggers or `uses`")
         return self._present
@@ -84,16 +84,18 @@ class _Valued(_Readable, Generic[T]):
     __slots__ = ()
 
     def get(self) -> T | None:
-        """The value at this tag; None if there is none. Treat it as read-only: others may read the same object."""
+        """Returns the value at this tag; None if there is none. Treat it as read-only: others may read the same
+        object."""
         if self._moment.reaction not in self._readers:
             self._refuse("read", "the triggers or `uses`")
         return cast("T | None", self._value)
 
     @property
     def value(self) -> T:
-        """The value at this tag. Raises LookupError if there is none, which cannot be where it is the only trigger."""
+        """The value at this tag. Raises LookupError if there is none, which is impossible if the port is the only
+        trigger."""
         if not self.is_present():
-            raise LookupError(f"{self._name} has no value at this tag; ask is_present() first, or call get()")
+            raise LookupError(f"{self._name} has no value at this tag; check is_present() first, or call get()")
         return cast("T", self._value)
 
 
@@ -108,7 +110,7 @@ class InputPort(_Valued[T]):
 
     @property
     def meant(self) -> int | None:
-        """The logical time in ns that was meant for a late value, in the method of a reaction for such; else None."""
+        """The intended logical time of a late value, in ns, in a `tardy` method; otherwise None."""
         return self._meant
 
     if TYPE_CHECKING:
@@ -129,7 +131,8 @@ class OutputPort(Bound, Generic[T]):
         self._writers: frozenset[int] = frozenset()
 
     def loan(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
-        """An array to fill and set: it lies where the receivers read, so even a large one is sent without a copy.
+        """Returns an array to fill and set, in memory that the receivers read, so that even a large one is sent without
+        a copy.
 
         Its contents are undefined. It becomes read-only when it is set. Raises RunError if the receivers hold all
         memory of this output.
@@ -181,7 +184,8 @@ class BoundLogicalAction(_Valued[T]):
         self._writers: frozenset[int] = frozenset()
 
     def schedule(self, value: T | None = None, after: str | timedelta = "0s") -> None:
-        """Schedules an event `after` the action's least delay from this tag; without a delay, at the next microstep."""
+        """Schedules an event `after` the action's minimum delay from this tag; without a delay, at the next
+        microstep."""
         if self._moment.reaction not in self._writers:
             self._refuse("scheduled", "`effects`")
         self._effects.append((self._element, nanoseconds(after), value))
@@ -198,7 +202,8 @@ class BoundPhysicalAction(_Valued[T]):
         self._schedule: Callable[[int, object], None] | None = None
 
     def schedule(self, value: T | None = None) -> None:
-        """Schedules an event at the present physical time plus the action's least delay. From any thread.
+        """Schedules an event at the current physical time plus the action's minimum delay. May be called from any
+        thread.
 
         After the program's end it does nothing, so that a sensor's thread may end later.
         """

@@ -1,4 +1,4 @@
-"""A program: reactors, their connections, and where they run."""
+"""Programs: reactors, their connections, and their placement."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class Connection:
 class Program:
     """Reactors and their connections. Its result depends on neither placement nor coordination.
 
-    One thing does: when `stop` ends a program of several processes, the last tag is the latest that one has reached.
+    One thing does: when `stop` ends a program of several processes, its last tag is the latest that any process has
+    reached.
 
     app = Program()
     camera = app.add(Camera())
@@ -89,17 +90,17 @@ class Program:
         place: str | None = None,
         offset: str | timedelta | None = None,
     ) -> R:
-        """Adds a reactor and returns it. `name` is unique in the program; by default it is that of the class.
+        """Adds a reactor and returns it. `name` is unique in the program; the default is the name of the class.
 
-        Reactors of one `place` share a process, unless `run` is told another placement. `offset` is for decentralised
-        coordination, see `run`; in a process with several reactors the longest counts.
+        Reactors of one `place` share a process, unless `run` gets another placement. `offset` is for decentralised
+        coordination, see `run`; a process with several reactors uses the longest.
         """
         if not isinstance(reactor, Reactor):
             is_class = isinstance(reactor, type) and issubclass(reactor, Reactor)
             hint = f"write add({reactor.__name__}())" if is_class else "add an instance of a subclass of Reactor"
-            raise refused(f"add: {reactor!r} is no reactor; {hint}")
+            raise refused(f"add: {reactor!r} is not a reactor; {hint}")
         if reactor._parts.name:
-            raise refused(f"add: this reactor has been added already, as {reactor._parts.name}; create another")
+            raise refused(f"add: this reactor was already added, as {reactor._parts.name}; create another")
         name = self._free_name(type(reactor).__name__) if name is None else name
         for what, given in (("name", name), ("place", place)):
             if given is not None and not (isinstance(given, str) and _NAME.fullmatch(given)):
@@ -176,21 +177,22 @@ class Program:
         team: str | os.PathLike[str] | None = None,
         robot: str | None = None,
     ) -> Result:
-        """Runs the program to its end: a reaction calls `stop`, nothing is left to do, `timeout`, or Ctrl-C.
+        """Runs the program until a reaction calls `stop`, nothing is left to do, `timeout`, or Ctrl-C.
 
-        - `place`: "one" process, "processes" for one each, or a file; by default what `add` was told.
+        - `place`: "one" process, "processes" for one each, or a file; by default the placement from `add`.
         - `fast` does not wait for the clock. `timeout` is in logical time.
-        - `offset`: decentralised coordination takes an input for absent so long after its tag, as Lingua Franca's STP
-          offset; by default it waits until the input is known.
-        - `threads`: in each process, independent reactions run on so many threads. Those of one reactor may then run on
-          different ones, but never two at a time.
-        - `pickle` lets values that `coorp.reactor` cannot encode pass between processes.
+        - `offset`: the time after a tag at which decentralised coordination treats a missing input as absent, like
+          Lingua Franca's STP offset; by default it waits until the input is known.
+        - `threads`: the number of threads on which independent reactions run, in each process. Reactions of one reactor
+          may then run on different threads, but never two at a time.
+        - `pickle` allows values that `coorp.reactor` cannot encode between processes.
         - `store_bytes` is the memory for the values of one output that other processes hold, 1 GiB by default. If it is
-          full, its sender waits for `store_wait`, "5s" by default, and then the program fails.
+          full, the sender waits for `store_wait`, "5s" by default, and then the program fails.
         - `trace` is a file for Perfetto (https://ui.perfetto.dev).
-        - `digest` hashes all that reactions do, so that two runs can be compared; it costs time for each byte.
-        - `record` is a new folder for all that reactions do, and `replay` such a folder: the same program runs again in
-          this process, step by step, with the recorded physical actions and the recorded outputs.
+        - `digest` hashes everything that reactions do, so that two runs can be compared; it costs time for each byte.
+        - `record` is a new folder in which to record everything that reactions do. `replay` is the folder of a recorded
+          run: the same program runs again in this process, step by step, with the recorded physical actions and
+          outputs.
         - `team` is the team file of several robots, and `place` a file with a table for each. Every robot runs the
           program with its name as `robot`, by default $COORP_ROBOT, and gets the result of its own processes.
         """
@@ -204,7 +206,7 @@ class Program:
         if offset is not None and coordination != "decentralised":
             raise refused("run: offset is for decentralised coordination")
         if replay is not None and place not in (None, "one"):
-            raise refused("run: a replay runs in one process; leave out `place`")
+            raise refused("run: a replay runs in one process; omit `place`")
         options: Mapping[str, Any] = {
             "coordination": coordination,
             "fast": bool(fast) or replay is not None,
@@ -227,7 +229,7 @@ class Program:
             raise problem.with_traceback(users_frames(problem))  # noqa: B904 (it is the same one)
 
     def stop(self) -> None:
-        """Ends the running program from outside of its reactions, from any thread. Reactions to `shutdown` run."""
+        """Ends the running program from outside its reactions, from any thread. Reactions to `shutdown` run."""
         running = self.running
         if running is None:
             raise RuntimeError("the program is not running")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """What the package knows of one reactor, kept apart from the user's attributes."""
+    """The package's own data about one reactor, separate from the user's attributes."""
 
     def __init__(self, reactor: Reactor) -> None:
         self.declared = declared(type(reactor))
@@ -32,7 +32,7 @@ class Parts:
         self.effects: list[object] = []
         self.bound: dict[str, Bound] = {}
         self.name = ""
-        """Its name in the program; empty until it is added."""
+        """The reactor's name in the program; empty until it is added."""
         for name, part in self.declared.items():
             if not isinstance(part, Reaction):
                 self.bound[name] = self._bind(reactor, name, part)
@@ -61,7 +61,7 @@ class Reactor:
     def __new__(cls, *_arguments: object, **_options: object) -> Self:
         self = super().__new__(cls)
         self._parts = Parts(self)
-        # Found here before the declarations of the class, so that access costs no call.
+        # Python finds these before the class's declarations, so that access costs no call.
         self.__dict__.update(self._parts.bound)
         return self
 
@@ -77,11 +77,12 @@ class Reactor:
 
     @property
     def lag(self) -> int:
-        """How far physical time was ahead of logical time when the reaction began, in ns."""
+        """The time by which physical time was ahead of logical time when the reaction began, in ns."""
         return self._parts.moment.lag_ns
 
     def stop(self) -> None:
-        """Ends the program at the next microstep, where reactions to `shutdown` run. From outside: `Program.stop`."""
+        """Ends the program at the next microstep, where reactions to `shutdown` run. From outside, call
+        `Program.stop`."""
         if self._parts.moment.reaction == OUTSIDE:
             raise RuntimeError("Reactor.stop is for reactions; from outside use Program.stop")
         self._parts.effects.append(None)
@@ -89,7 +90,7 @@ class Reactor:
 
 @cache
 def declared(cls: type[Reactor]) -> dict[str, Declaration]:
-    """What a class declares, by name: base classes first, then in the order of the class body."""
+    """Returns a class's declarations by name: base classes first, then in the order of the class body."""
     parts: dict[str, Declaration] = {}
     for owner in reversed(cls.__mro__):
         for name, value in vars(owner).items():

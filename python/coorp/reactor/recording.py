@@ -11,7 +11,7 @@ SUFFIX = ".reactions"
 
 
 def new_folder(path: str) -> None:
-    """Makes the folder, or takes an empty one."""
+    """Creates the folder, or accepts an empty one."""
     try:
         os.makedirs(path, exist_ok=True)
         used = any(Path(path).iterdir())
@@ -22,13 +22,13 @@ def new_folder(path: str) -> None:
 
 
 def file_of(path: str, federate: str) -> str:
-    """The file for what this federate does."""
+    """Returns the path of a federate's recording."""
     return os.path.join(path, federate + SUFFIX)
 
 
 def recorded(path: str | os.PathLike[str]) -> list[str]:
-    """The files of a recorded run."""
+    """Returns the files of a recorded run."""
     files = sorted(str(file) for file in Path(path).glob(f"*{SUFFIX}"))
     if not files:
-        raise refused(f"replay: {os.fspath(path)} has no recording; name a folder that `record` was given")
+        raise refused(f"replay: {os.fspath(path)} has no recording; name a folder that `record` wrote")
     return files

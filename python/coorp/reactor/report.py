@@ -1,9 +1,9 @@
-"""What `coorp run` says at the end: what happened, and which delays and offsets would fit what was measured.
+"""The report of `coorp run` at the end: what happened, and which delays and offsets would fit the measured times.
 
 A value arrives E + L after the tag at which it was set: E is the difference of the clocks and L the latency, and the
-measurement contains both (Kwok, section IV-A). With a delay `after` of at least E + L it arrives before its own tag,
+measured time contains both (Kwok, section IV-A). With a delay `after` of at least E + L it arrives before its own tag,
 and its receiver never waits. Decentralised coordination without a promise needs an offset of at least E + L - `after`
-(section IV-B). Both are taken from a quantile of the measured times, not guessed.
+(section IV-B). Both are quantiles of the measured times, not guesses.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from coorp.reactor.program import Program
 
 ENOUGH = 1000
-"""Values for a quantile of 99.9 %."""
+"""Number of values for a quantile of 99.9 %."""
 SHOWN_MAX = 5
-"""The most late reactions and different ones that are named."""
+"""Maximum number of reactions or inputs that a line of the report names."""
 
 
 def shown(ns: float) -> str:
-    """A time, to three digits."""
+    """Returns a time with three digits."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}"
@@ -32,7 +32,7 @@ def shown(ns: float) -> str:
 
 
 def delay(ns: float) -> str:
-    """A time for `after`, rounded up to two digits."""
+    """Returns a time for `after`, rounded up to two digits."""
     if ns <= 0:
         return "0s"
     step = 10 ** (math.floor(math.log10(ns)) - 1)
@@ -44,13 +44,13 @@ def delay(ns: float) -> str:
 
 
 def summary(result: Result) -> str:
-    """What happened, in one line."""
+    """Returns a summary of the run in one line."""
     count = sum(counts["count"] for counts in result.reactions.values())
     return f"{shown(result.completed_ns)} of logical time, {count} reactions, lag at most {shown(result.lag_max_ns)}"
 
 
 def problems(result: Result) -> list[str]:
-    """A line for each kind of thing that is wrong."""
+    """Returns a line for each kind of problem."""
     late = [(name, counts) for name, counts in result.reactions.items() if counts["late"]]
     lines = _some("late", [f"{name}: {counts['late']} of {counts['count']}" for name, counts in late])
     handled = {name: f" ({number} handled)" for name, number in result.handled.items() if number}
@@ -66,7 +66,7 @@ def _some(title: str, items: list[str]) -> list[str]:
 
 
 def advice(program: Program, result: Result) -> str:
-    """A table of the connections between processes, with proposals."""
+    """Returns a table of the connections between processes, with proposals."""
     rows = [["from", "to", "after", "values", "E+L 50 %", "99 %", "99.9 %", "most", "proposed after"]]
     offsets: dict[str, float] = {}
     few = False
@@ -93,7 +93,7 @@ def advice(program: Program, result: Result) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     kept = ", ".join(f"{name} {delay(offset)}" for name, offset in offsets.items())
-    lines += ["", f"With the delays as they are, offsets for decentralised coordination: {kept}."]
+    lines += ["", f"With the current delays, offsets for decentralised coordination: {kept}."]
     if few:
         lines.append(f"A quantile of 99.9 % needs {ENOUGH} values of each connection; run longer.")
     return "\n".join(lines)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 ROBOT_VARIABLE = "COORP_ROBOT"
 END_S = 10.0
-"""How long a robot that has ended waits for the others to hear of it."""
+"""Maximum time for which a robot that has ended waits until the others know."""
 
 
 @dataclass(frozen=True)
 class Robot:
-    """This robot's part."""
+    """This robot's part of a program."""
 
     name: str
     team: str
@@ -34,17 +34,17 @@ class Robot:
 
     @property
     def coordinates(self) -> bool:
-        """Whether the coordinator is here."""
+        """Whether the coordinator is on this robot."""
         return self.robots[0] == self.name
 
     @property
     def federates(self) -> list[int]:
-        """The numbers of the federates here."""
+        """The numbers of this robot's federates."""
         return [number for number, robot in enumerate(self.robots) if robot == self.name]
 
 
 def robot_of(built: Built, team: str | None, robot: str | None, options: Mapping[str, Any]) -> Robot | None:
-    """The part of the program that this robot has; None if all of it runs on one machine."""
+    """Returns this robot's part of the program; None if all of it runs on one machine."""
     robots = built.placement.robots
     if team is None:
         if robot is not None:
@@ -54,7 +54,7 @@ def robot_of(built: Built, team: str | None, robot: str | None, options: Mapping
         raise refused("run: `team` needs a placement file with a table for each robot, as `place`")
     name = os.environ.get(ROBOT_VARIABLE) if robot is None else robot
     if name is None:
-        raise refused(f"run: which robot is this? Say `robot`, or set {ROBOT_VARIABLE}")
+        raise refused(f"run: which robot is this? Give `robot`, or set {ROBOT_VARIABLE}")
     if name not in robots:
         placed = ", ".join(dict.fromkeys(robots))
         raise refused(f"run: the placement has nothing for the robot {name!r}; it has {placed}")

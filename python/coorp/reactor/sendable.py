@@ -1,7 +1,7 @@
-"""Which declared types surely cannot pass between processes, so that a program is refused before it runs.
+"""Finds declared types that certainly cannot pass between processes, so that a program is refused before it runs.
 
-A class is refused if neither it nor a subclass that is known by now can be encoded. What cannot be told passes here,
-and is refused with its place in the value when it is sent.
+A class is refused if neither it nor a subclass known by now can be encoded. In doubt a type passes here; if a value
+cannot be sent, it is refused at that time, with its place.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DEPTH_MAX = 8
 
 
 def unsendable(hint: Any, depth: int = 0) -> Any:  # noqa: ANN401
-    """The part of a type that cannot be sent; None if there is none."""
+    """Returns the part of a type that cannot be sent; None if there is none."""
     if depth > DEPTH_MAX:
         return None
     if get_args(hint):
         found = [unsendable(part, depth + 1) for part in get_args(hint)]
         if is_union(hint):
-            # One of them may be all that is ever sent.
+            # Perhaps only one of them is ever sent.
             return found[0] if all(part is not None for part in found) else None
         origin = get_origin(hint)
         within = (part for part in found if part is not None) if origin in (list, tuple, dict, set, frozenset) else ()
@@ -43,7 +43,7 @@ def _in_fields(kind: type, depth: int) -> Any:  # noqa: ANN401
     try:
         hints = typing.get_type_hints(kind)
     except Exception:
-        # Names that only a type checker sees.
+        # The hints have names that only a type checker sees.
         return None
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else list(hints)
     found = (unsendable(hints.get(name, Any), depth + 1) for name in names)

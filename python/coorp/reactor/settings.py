@@ -1,4 +1,4 @@
-"""The settings of each federate, and a trace of the whole program for Perfetto from what each has written."""
+"""Settings of each federate, and a trace of the whole program for Perfetto from the federates' traces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def gathered(options: Mapping[str, Any], built: Built) -> Iterator[list[dict[str, Any]]]:
-    """The settings of each federate. Each writes a trace of its own; at the end `options["trace"]` gets all of them."""
+    """Yields the settings of each federate. Each writes its own trace; at the end `options["trace"]` gets all of
+    them."""
     settings = [_of_one(options, built, number) for number in range(len(built.placement.federates))]
     path = options["trace"]
     if options["record"] is not None:
@@ -24,9 +25,9 @@ def gathered(options: Mapping[str, Any], built: Built) -> Iterator[list[dict[str
     if path is None:
         yield settings
         return
-    # Fails before the program runs rather than after it.
+    # Opened here, so that a failure comes before the run and not after it.
     with ExitStack() as files, open(path, "w", encoding="utf-8") as whole:
-        # These have no name, so nothing remains of them if this process is killed.
+        # These files have no name, so nothing remains of them if this process is killed.
         parts = [files.enter_context(tempfile.TemporaryFile("r", encoding="utf-8")) for _ in settings]
         for of_one, part in zip(settings, parts, strict=True):
             of_one["trace_fd"] = part.fileno()
@@ -46,7 +47,7 @@ def _of_one(options: Mapping[str, Any], built: Built, federate: int) -> dict[str
 
 
 def offset_of(options: Mapping[str, Any], built: Built, federate: int) -> int | None:
-    """The offset of a federate in ns, if it has one."""
+    """Returns the offset of a federate in ns, if it has one."""
     here = (added for added in built.program.added.values() if built.placement.of[added.name] == federate)
     return max((added.offset_ns for added in here if added.offset_ns is not None), default=options["offset_ns"])
 
@@ -55,7 +56,7 @@ def _write(whole: TextIO, parts: Sequence[TextIO]) -> None:
     whole.write('{"displayTimeUnit":"ns","traceEvents":[')
     separator = "\n"
     for event in chain.from_iterable(parts):
-        # A process that was killed while it wrote leaves a part of a line.
+        # A process that was killed while it wrote leaves an incomplete line.
         if event.endswith("\n"):
             whole.write(separator + event.rstrip("\n"))
             separator = ",\n"

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ASKED = (signal.SIGINT, signal.SIGTERM)
-"""The first of them asks for the program's end, the second ends the process."""
+"""Signals of which the first requests the program's end, and the second ends the process."""
 
 
 STOP_SIGNAL = signal.SIGUSR1
-"""Has a process of a program ask for the end of the program."""
+"""The signal that makes a process request the end of its program."""
 AT_ONCE_S = 0.05
 FOR_LAUNCHER = frozenset((signal.SIGINT, signal.SIGTERM))
-"""What only the launcher of several processes handles."""
+"""Signals that only the launcher of several processes handles."""
 
 
 class Signals:
-    """Collects signals. Outside of the main thread Python allows no handlers, and there are none to collect."""
+    """Collects signals. Outside the main thread Python allows no handlers, so there is nothing to collect."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,8 +55,8 @@ class Signals:
         os.close(self.read_fd)
 
     def taken(self) -> int:
-        """How many of the signals have come since the last call. Those that come at once count as one: some programs
-        signal a process and its group."""
+        """Returns the number of signals since the last call. Simultaneous ones count as one: some programs signal a
+        process and its group."""
         try:
             came = any(number in ASKED for number in os.read(self.read_fd, 4096))
         except BlockingIOError:

@@ -28,7 +28,7 @@ class Where(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something to fix. Without a place it concerns the program as a whole."""
+    """A problem to fix. Without a place it concerns the program as a whole."""
 
     where: Where | None
     text: str
@@ -38,13 +38,13 @@ class Problem(NamedTuple):
 
 
 def here() -> Where:
-    """The line of the user's code that is being executed: the innermost frame outside of this package."""
+    """Returns the line of the user's code that is being executed: the innermost frame outside this package."""
     frame = _user_frame()
     return Where(frame.f_code.co_filename, frame.f_lineno)
 
 
 def here_module() -> str:
-    """The name of the module of that line."""
+    """Returns the name of the module of that line."""
     return _user_frame().f_globals.get("__name__", "__main__")
 
 
@@ -56,7 +56,7 @@ def _user_frame() -> FrameType:
 
 
 def users_frames(problem: BaseException) -> TracebackType | None:
-    """The traceback without the frames of this package: those of the user's code, and of what that calls."""
+    """Returns the traceback without this package's frames: the frames of the user's code, and of what that calls."""
     frames: list[TracebackType] = []
     rest = problem.__traceback__
     while rest:
@@ -67,12 +67,12 @@ def users_frames(problem: BaseException) -> TracebackType | None:
         file = frame.tb_frame.f_code.co_filename
         if not file.startswith((_HERE, "<frozen importlib")):
             users = TracebackType(users, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    # An error without a line of the user's is reported by its text, unless this package itself is at fault.
+    # An error without a line of the user's code is reported by its text, unless this package itself is at fault.
     return users if users or isinstance(problem, ProgramError | RunError | SyntaxError) else problem.__traceback__
 
 
 def told(problem: BaseException) -> str:
-    """The text of an exception, with the user's frames."""
+    """Returns the text of an exception, with the user's frames."""
     frames = users_frames(problem)
     if frames is None and isinstance(problem, ProgramError | RunError):
         return f"{problem}\n"
@@ -80,7 +80,7 @@ def told(problem: BaseException) -> str:
 
 
 def refused(text: str) -> ProgramError:
-    """The error for what the user's code is doing now, or the command line."""
+    """Returns the error for what the user's code, or the command line, is doing now."""
     place = here()
     if place.file == _COMMAND:
         return ProgramError(text.removeprefix("run: "))
@@ -88,5 +88,5 @@ def refused(text: str) -> ProgramError:
 
 
 def all_refused(problems: Sequence[Problem]) -> ProgramError:
-    """The error for several problems, one a line."""
+    """Returns the error for several problems, one per line."""
     return ProgramError("\n".join(map(str, problems)))
