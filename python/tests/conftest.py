@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Torch on one core, as in learning."""
+    """Makes torch use one core, as in learning."""
     import torch
 
     before = torch.get_num_threads()

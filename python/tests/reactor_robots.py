@@ -29,7 +29,7 @@ PLACES = {"camera": "rover.sense", "agent": "base.think", "log": "rover.act"}
 
 
 class Camera(Reactor):
-    """Sends frames, and each one's number to the log."""
+    """Sends frames, and the number of each to the log."""
 
     frame = Output[np.ndarray]()
     number = Output[int]()
@@ -61,7 +61,7 @@ class Agent(Reactor):
 
 
 class Log(Reactor):
-    """Notes what arrives at which tag."""
+    """Notes each value and its tag."""
 
     number = Input[int]()
     command = Input[int]()
@@ -75,7 +75,7 @@ class Log(Reactor):
 
 
 def program() -> tuple[Program, Log]:
-    """The program, which does not know where it runs, and its log."""
+    """Returns the program, which does not depend on where it runs, and its log."""
     made = Program()
     camera, agent, log = made.add(Camera()), made.add(Agent()), made.add(Log())
     made.connect(camera.frame, agent.frame)

@@ -1,4 +1,4 @@
-"""The example that drives by camera: its frames, its weights, and that every placement gives the same commands."""
+"""The example that drives by camera: frames, weights, and the same commands in every placement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "drive"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The example's modules."""
+    """Returns the example's modules."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import camera
     import detector
@@ -28,7 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def facing(example: dict[str, Any], ahead: float, left: float) -> Any:  # noqa: ANN401
-    """A camera in the middle of the world, looking along x, with one obstacle."""
+    """Returns a camera in the middle of the world, looking along x, with one obstacle."""
     from coorp.envs import Level, Navigation
 
     env = Navigation(Level(obstacles=1), robots=1)

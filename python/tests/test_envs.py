@@ -30,7 +30,7 @@ CODE = Task(
     softening_s=0.2,
     shaping_step_s=0.1,
 )
-"""The world at the pace of `code`, so that the expectations below use its numbers."""
+"""The world at `code`'s pace, so that the expectations below use `code`'s numbers."""
 
 
 def alone(
@@ -41,7 +41,7 @@ def alone(
     task: Task = CODE,
     backend: Backend = "native",
 ) -> Navigation:
-    """One robot at a given place, with nothing else around."""
+    """Returns an environment with one robot at a given place, and nothing else around."""
     return arranged([(x, y, heading, *goal)], [], task, backend)
 
 
@@ -51,7 +51,8 @@ def arranged(
     task: Task = CODE,
     backend: Backend = "native",
 ) -> Navigation:
-    """Robots at (x, y, heading, goal x, goal y), and obstacles at (x, y, vx, vy) that move straight ahead forever."""
+    """Places robots at (x, y, heading, goal x, goal y), and obstacles at (x, y, vx, vy) that always move straight
+    ahead."""
     env = Navigation(Level(obstacles=len(obstacles)), robots=len(robots), task=task, backend=backend)
     env.reset(seed=0)
     state = env.get_state()
@@ -65,7 +66,7 @@ def arranged(
 
 
 def drive(env: Navigation, seconds: float, seed: int) -> None:
-    """Random velocities, one for each robot and period."""
+    """Drives with random velocities, one for each robot and period."""
     rng = np.random.default_rng(seed)
     end_ns = env.now_ns + round(seconds * 1e9)
     while env.now_ns < end_ns:
@@ -83,7 +84,7 @@ def seek(env: Navigation) -> None:
 
 
 def everything(env: Navigation) -> bytes:
-    """The environment's complete state, for comparison bit for bit."""
+    """Returns the environment's complete state, for comparison bit for bit."""
     return repr(without_arrays(env.get_state())).encode()
 
 
@@ -284,7 +285,7 @@ def test_time_is_on_a_grid_of_a_millisecond() -> None:
     env.set_velocity(0, (1.0, 0.0))
     env.advance_to_ns(10_999_999)
     assert env.poses[0, 0] == pytest.approx(2.010) and env.now_ns == 10_999_999
-    # It applies from the last whole millisecond on.
+    # The velocity applies from the last whole millisecond on.
     env.set_velocity(0, (0.5, 0.0))
     env.advance_to(0.013)
     assert env.poses[0, 0] == pytest.approx(2.010 + 0.5 * 0.003)
@@ -318,7 +319,7 @@ def test_a_fresh_start_is_clear_and_its_goal_far() -> None:
             assert np.hypot(*(others - robots[i]).T).min() >= 1.0
             assert np.hypot(*(goals[i] - robots[i])) >= 4.0
             assert np.hypot(*(np.delete(goals, i, axis=0) - goals[i]).T).min() >= 1.0
-    # The maximum number does not fit with that much room, and still finds places.
+    # The maximum number of robots does not fit with that much room, but still finds places.
     crowd = Navigation(Level(obstacles=100), robots=64)
     crowd.reset(seed=1)
     assert (crowd.poses[:, :2] >= 1.0).all() and (crowd.poses[:, :2] <= 9.0).all()
@@ -385,7 +386,7 @@ def test_irsim_agrees_over_whole_episodes(level: str, seed: int) -> None:
 
 
 def perceived(env: Navigation, robot: int) -> Floats:
-    """The image of one robot by formula: every pixel's distance to everything."""
+    """Returns the image of one robot by formula: every pixel's distance to everything."""
     task, poses, velocities, goals = env.task, env.poses, env.velocities, env.goals
     x, y, heading = poses[robot]
     rows, columns = np.mgrid[:64, :64]

@@ -31,7 +31,7 @@ ECHO = """
     while True:
         echoes.put(ticks.recv().data)
 """
-"""Answers each tick once."""
+"""The rest of a guest that answers each tick once."""
 
 
 class Agent:
@@ -46,7 +46,7 @@ class Agent:
         assert re.search(r"r1 is up .* programs join it at .*agent\.sock", said), said
 
     def kill(self) -> None:
-        """A test may have done so before its fixture does."""
+        """Kills the agent, which the test may already have done."""
         assert self.process.stdout is not None
         self.process.kill()
         self.process.wait()
@@ -86,7 +86,7 @@ def line(program: subprocess.Popen[str]) -> str:
 
 
 class Ticks:
-    """Ticks from base, each answered by those who live."""
+    """Ticks from base, each answered by all living programs."""
 
     def __init__(self, base: coorp.Node, *names: str) -> None:
         self.ticks = base.control_publisher("tick")
@@ -94,7 +94,7 @@ class Ticks:
         self.number = 0
 
     def meet(self) -> None:
-        """Until all are here."""
+        """Waits until all programs are here."""
         for name, echoes in self.echoes.items():
             began = time.monotonic()
             while True:
@@ -112,7 +112,7 @@ class Ticks:
         self.ticks.put(str(self.number).encode())
 
     def answered(self, *names: str) -> None:
-        """The next tick is answered, though it is sent once."""
+        """Checks that these programs answer the next tick, which is sent only once."""
         self.tick()
         for name in names:
             while self.echoes[name].recv(timeout=SOON).data != str(self.number).encode():
@@ -187,7 +187,7 @@ def test_a_program_that_is_killed_takes_nothing_with_it(fleet: Fleet, agent: Age
         assert (line(dies), line(dies)) == ("holds plan", "here")
         ticks.meet()
         for number in range(400):
-            # In the middle of it.
+            # In the middle of the message.
             if number == 100:
                 dies.kill()
             ticks.answered("other", *(["dies"] if number < 100 else []))
@@ -201,7 +201,7 @@ def test_a_program_that_is_killed_takes_nothing_with_it(fleet: Fleet, agent: Age
             """)
         )
         assert said == "['other'] plan b'straight on'\n"
-        assert bulk.try_recv() is None, "what was not finished is not sent"
+        assert bulk.try_recv() is None, "an unfinished message is not sent"
 
 
 def test_a_program_that_does_not_read_holds_up_nobody(fleet: Fleet, agent: Agent, programs) -> None:  # noqa: ANN001
@@ -213,7 +213,7 @@ def test_a_program_that_does_not_read_holds_up_nobody(fleet: Fleet, agent: Agent
         ticks.meet()
         sleeps.send_signal(signal.SIGSTOP)
         for _ in range(300):
-            # More than its socket takes.
+            # More than the program's socket holds.
             image.put(bytes(100_000))
             ticks.answered("reads")
         sleeps.send_signal(signal.SIGCONT)
@@ -258,7 +258,7 @@ def test_programs_outlive_their_agent(fleet: Fleet, agent: Agent, programs) -> N
 def test_another_user_is_refused(fleet: Fleet, agent: Agent) -> None:
     if os.geteuid() != 0:
         pytest.skip("not root")
-    # The state folder keeps others out, so it is opened here: the agent refuses them all the same.
+    # The state folder keeps other users out, so it is opened here: the agent still refuses them.
     agent.place.parent.chmod(0o711)
     opened = os.open(agent.place.parent, os.O_PATH)
     reads, writes = os.pipe()

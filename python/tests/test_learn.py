@@ -52,7 +52,7 @@ class Robots:
         self.models = [self.leader.model() for _ in range(parts)]
 
     def update(self, robot: int) -> None:
-        """`robot` trains one round and the leader gets its update."""
+        """Trains `robot` for one round, and gives the leader its update."""
         share = self.batch.part(robot, len(self.models))
         self.leader.on_update(robot, self.optimisers[robot].update(self.network, self.models[robot], share))
 
@@ -60,7 +60,7 @@ class Robots:
         self.models[robot] = self.leader.model()
 
     def epoch(self, orders: list[list[int]]) -> torch.Tensor:
-        """Rounds with a barrier; all updates of a round arrive in the given order."""
+        """Runs rounds with a barrier; all updates of a round arrive in the given order."""
         self.leader.begin_epoch()
         for order in orders:
             for robot in order:
@@ -191,7 +191,7 @@ def test_nothing_to_learn_from_moves_nothing() -> None:
 
 
 def test_ppo_learns_what_pays() -> None:
-    """A robot is rewarded for action = (1, -1); after some batches its mean is close."""
+    """If a robot is rewarded for action = (1, -1), its mean is close after some batches."""
     net, hyper = network(), Hyper(rate=3e-3)
     optimiser = Optimiser(flat(net), hyper)
     rng = np.random.default_rng(5)
@@ -243,12 +243,12 @@ def test_ssp_makes_who_is_too_far_ahead_wait() -> None:
     start = robots.leader.model()
     robots.update(0)
     one = robots.leader.model()
-    assert not torch.equal(one, start), "one round ahead is put in at once"
+    assert not torch.equal(one, start), "one round ahead is applied at once"
     robots.fetch(0)
     robots.update(0)
     assert torch.equal(robots.leader.model(), one), "two rounds ahead waits"
     robots.update(1)
-    assert not torch.equal(robots.leader.model(), one), "until somebody may go on"
+    assert not torch.equal(robots.leader.model(), one), "until a robot may continue"
 
 
 def test_a_robot_trains_on_the_model_it_has() -> None:

@@ -162,7 +162,8 @@ def test_learning_changes_the_control_model_when_an_epoch_ends_only(team: Path) 
 
 
 def test_an_epoch_of_the_team_is_one_of_plain_ppo(team: Path) -> None:
-    """End to end: a batch collected by driving, robots' gradients, the leader's steps, the control model."""
+    """Covers an epoch end to end: a batch collected by driving, robots' gradients, the leader's steps, the control
+    model."""
     run = cosim(team)
     learner = run.learner
     assert learner is not None
@@ -312,7 +313,7 @@ def test_the_command_writes_report_and_figures(
     assert "report.html" in capsys.readouterr().out
     written = (folder / "coorp-bsp" / "checkpoint.pt").stat().st_mtime_ns
     assert main([str(team), "--compare", "coorp", "--sync", "bsp", "--resume", "--no-report", *common]) == 0
-    assert (folder / "coorp-bsp" / "checkpoint.pt").stat().st_mtime_ns == written, "what is done is not done again"
+    assert (folder / "coorp-bsp" / "checkpoint.pt").stat().st_mtime_ns == written, "a finished run is not repeated"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_learnt_weights_can_be_driven_where_they_were_learnt(
 
 
 def test_weights_that_change_during_a_run_are_not_its_own(team: Path, model: Path, tmp_path: Path) -> None:
-    """Nor does a changed team file: a run uses the files as they were when it was planned."""
+    """A changed team file has no effect either: a run uses the files as they were when it was planned."""
     untouched = planned(team, model, tmp_path / "untouched", seconds=3)
     untouched.run(lambda second, note: True)
     options = _parser().parse_args(
@@ -509,7 +510,7 @@ def test_without_a_terminal_there_are_lines(
 
 
 def test_a_disk_that_takes_no_recording_still_takes_a_checkpoint(team: Path, model: Path, tmp_path: Path) -> None:
-    """Both are on one disk; here it refuses files of more than 3 MB."""
+    """Both files are on one disk, which here refuses files of more than 3 MB."""
     pytest.importorskip("mcap_ros2")
     out = tmp_path / "runs"
     limited = (
@@ -554,7 +555,7 @@ def test_without_torch_it_says_what_to_install(team: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_go_on(team: Path, model: Path, tmp_path: Path, number: int) -> None:
     out = tmp_path / "runs"
-    # Ten minutes before the first checkpoint take a real one.
+    # The ten minutes before the first checkpoint take one real minute.
     code = "import sys\nfrom coorp.learn import run, main\nrun.SAVE_EVERY_S = 60\nsys.exit(main.main(sys.argv[1:]))\n"
     command = [sys.executable, "-c", code, str(team), "--model", str(model), "--out", str(out)]
     run = subprocess.Popen([*command, "--minutes", "1000", "--overwrite"], stderr=subprocess.PIPE, text=True)

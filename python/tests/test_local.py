@@ -15,7 +15,7 @@ import pytest
 from coorp import InputError
 from coorp._native import ChannelError, Domain, Receiver, Sender, check_header
 
-# How long anything may take that should happen at once; nothing is measured.
+# Time limit for anything that should happen at once; no test measures it.
 SOON = 60.0
 MEGABYTE = 1_000_000
 _domains = count()
@@ -74,7 +74,7 @@ def test_a_full_loan_is_sent_without_a_copy_and_stays_readable() -> None:
     assert used < 1.1 * MEGABYTE, "it was copied"
     del received, view
     gc.collect()
-    # The reader is done, and the sender's own views are not.
+    # The reader is done, but the sender's own views remain.
     assert sender.used_bytes == used
     for _ in range(20):
         sender.send(b"", [np.zeros(MEGABYTE, np.uint8)])
@@ -239,7 +239,7 @@ def test_a_signal_interrupts_a_blocking_call(what: str) -> None:
         timer.start()
         with pytest.raises(Interrupted):
             calls[what]()
-        # 100 ms and what a busy machine adds.
+        # 100 ms, plus the delay of a busy machine.
         assert time.monotonic() - at[0] < 2.0
     finally:
         timer.join()

@@ -1,4 +1,5 @@
-"""Values from process to process, through shared memory: what is copied, when it is freed, what kills leave behind."""
+"""Values from process to process, through shared memory: copies, the freeing of memory, and remains of killed
+processes."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ import pytest
 from coorp._native import ChannelError, Domain, Sender
 from coorp.reactor.codec import decode, encode
 
-# How long anything may take that should happen at once; nothing is measured.
+# Time limit for anything that should happen at once; no test measures it.
 SOON = 60.0
 SHAPE = (1000, 1250)
 BYTES = 4 * 1000 * 1250
-"""Two such images do not fit into a small store with what is around them."""
+"""Size of an image. Two of them, with their overhead, do not fit into a small store."""
 SMALL = 9_000_000
 _domains = count()
 
-# A process that receives, or sends, as it is told by lines on its standard input.
+# A process that receives or sends, as lines on its standard input demand.
 PROGRAM = """
 import gc, json, sys
 import numpy as np
@@ -151,7 +152,7 @@ def check(told: dict[str, Any], sent: np.ndarray[Any, Any], name: str) -> None:
     assert not told["writeable"]
     assert told["dtype"] == str(sent.dtype)
     permissions, path = told["map"][1], told["map"][5]
-    assert permissions == "r--s", "the kernel lets the reader write"
+    assert permissions == "r--s", "the kernel allows the reader to write"
     assert f"memfd:coorp-local/{name}/payloads" in path, "it is not the sender's memory"
 
 
@@ -249,7 +250,7 @@ def test_a_view_outlives_a_sender_that_was_killed(member: Domain, name: str) -> 
     del payload
     assert view.shape == SHAPE
     assert (view == 3).all()
-    # Nobody else has it now; the kernel frees it with the last view.
+    # No other process has the memory now; the kernel frees it with the last view.
     del view
     assert receiver.try_recv() is None
     until(lambda: f"memfd:coorp-local/{name}/" not in Path("/proc/self/maps").read_text(), "it is still mapped")

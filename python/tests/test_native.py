@@ -28,7 +28,7 @@ LEARNER = TEAM.read_text().replace("10_000_000", "20_000").replace("batch_loops 
 
 
 def command(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the program `coorp` if there is one, as in `make test`, otherwise the package's."""
+    """Runs the program `coorp` if there is one, as in `make test`; otherwise the package's command line."""
     program = [os.environ["COORP"]] if "COORP" in os.environ else [sys.executable, "-m", "coorp"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True, cwd=ROOT)
 
@@ -160,7 +160,7 @@ def test_the_team_says_what_the_file_says() -> None:
 
 def test_python_goes_on_while_the_simulator_runs() -> None:
     def longest_gap() -> float:
-        """The longest time, as a share of a run's, for which this thread stood still."""
+        """Returns the longest time for which this thread stood still, as a share of a run's duration."""
         span: list[float] = []
 
         def simulate() -> None:
@@ -178,7 +178,8 @@ def test_python_goes_on_while_the_simulator_runs() -> None:
         during = [start, *(at for at in seen if start < at < end), end]
         return max(np.diff(during)) / (end - start)
 
-    # With the GIL held throughout, the one gap would be the whole of each run. A machine may stand still in some.
+    # If the GIL were held throughout, one gap would take the whole of each run. In some runs the machine itself may
+    # stall.
     assert any(longest_gap() < 0.5 for _ in range(10))
 
 
@@ -309,7 +310,7 @@ def test_the_stub_describes_the_module_as_it_is() -> None:
     def described(body: list[ast.stmt]) -> set[str]:
         return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
-    # Private types, of dictionaries, exist in the stub alone.
+    # Private types of dictionaries exist only in the stub.
     nodes = [node for node in stub.body if not getattr(node, "name", "_").startswith("_")]
     assert described(nodes) == public(_native)
     for node in nodes:

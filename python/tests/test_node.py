@@ -28,13 +28,13 @@ import pytest
 import coorp
 
 ROOT = Path(__file__).parents[2]
-# How long anything may take that should happen at once; nothing is measured.
+# Time limit for anything that should happen at once; no test measures it.
 SOON = 120.0
 _blocks = count()
 
 
 def free_ports() -> int:
-    """The first of 16 ports that are free now and not used by any other robot of these tests."""
+    """Returns the first of 16 ports that are free now and not used by any other robot of these tests."""
     while True:
         base = 30_000 + (os.getpid() % 16 * 160 + next(_blocks) * 16) % 2_720
         try:
@@ -67,7 +67,7 @@ class Fleet:
         return coorp.Node(self.file, robot=robot, insecure=insecure, state=self.folder / "state" / robot)
 
     def program(self, text: str) -> subprocess.Popen[str]:
-        """A Python program in a separate process, in the folder of `team.toml`."""
+        """Starts a Python program in a separate process, in the folder of `team.toml`."""
         environment = os.environ | {"XDG_STATE_HOME": str(self.folder / "state")}
         return subprocess.Popen(
             [sys.executable, "-u", "-c", textwrap.dedent(text)],
@@ -86,7 +86,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def ended(program: subprocess.Popen[str]) -> str:
-    """The output of a program, which must succeed."""
+    """Returns the output of a program, which must succeed."""
     said, _ = program.communicate(timeout=SOON)
     assert program.returncode == 0, said
     return said
@@ -114,7 +114,7 @@ def repeatedly() -> Iterator[object]:
 
 
 def documented() -> str:
-    """The example of docs/live.md, which is also in the README."""
+    """Returns the example of docs/live.md, which is also in the README."""
     block = re.compile(r"```python\n(.*?coorp\.Node.*?)```", re.DOTALL)
     (in_docs,) = block.findall((ROOT / "docs" / "live.md").read_text())
     (in_readme,) = block.findall((ROOT / "README.md").read_text())
@@ -168,7 +168,7 @@ def test_the_newest_message_wins_and_knows_its_age(fleet: Fleet) -> None:
         while beside.recv(timeout=SOON).sequence < first.sequence + 20:
             pass
         second = poses.recv(timeout=SOON)
-        # Of the many in between, only the newest was kept.
+        # Only the newest of the many messages in between was kept.
         assert int.from_bytes(second.data, "little") == second.sequence > first.sequence + 10
         third = poses.recv(timeout=SOON)
         assert third.sequence > second.sequence
@@ -177,7 +177,7 @@ def test_the_newest_message_wins_and_knows_its_age(fleet: Fleet) -> None:
         assert pose.age >= 0 and pose.age_error is not None and pose.age_error >= 0
         assert "old" in repr(pose)
         heard = base.status()["heard"]
-        assert [entry["from"] for entry in heard] == [1, 1], "one a subscriber"
+        assert [entry["from"] for entry in heard] == [1, 1], "one for each subscriber"
         port = base.serve_metrics()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as page:
             metrics = page.read().decode()
@@ -235,7 +235,7 @@ def test_asyncio_waits_as_threads_do_and_loses_nothing(fleet: Fleet) -> None:
             made, received, listed, taken = state.stamps_ns
             assert received <= listed <= taken and made is not None and bytes(state) in (b"<tick>", b"<tock>")
             assert state.age is not None and state.age_error is not None
-            # T1 is as accurate as the clocks, and no age is negative.
+            # T1 is only as accurate as the clocks, but no age is negative.
             assert abs(state.age - max(0, taken - made) / 1e9) < 1e-9
             while not any(missed for due, missed, _ in table.updates().values()):
                 await table.next()
@@ -454,7 +454,7 @@ def test_without_keys_it_says_how_to_make_them(tmp_path: Path) -> None:
 
 
 def recorded(path: Path, *, whole: bool) -> dict[str, list[dict[str, Any]]]:
-    """The messages of a recording by topic, as read by the `mcap` package."""
+    """Returns the messages of a recording by topic, as read by the `mcap` package."""
     from mcap.exceptions import McapError
     from mcap.reader import NonSeekingReader, make_reader
 

@@ -35,12 +35,12 @@ HERE = Path(__file__)
 
 
 def line_of(mark: str) -> int:
-    """The line of this file that ends with the comment `# mark`."""
+    """Returns the line of this file that ends with the comment `# mark`."""
     return next(n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.endswith(f"# {mark}"))
 
 
 def refused(do: Callable[[], object]) -> list[tuple[int, str]]:
-    """The problems that `do` raises: lines of this file and texts."""
+    """Returns the problems that `do` raises: lines of this file and texts."""
     with pytest.raises(ProgramError) as caught:
         do()
     shape = re.compile(rf"^(?:\S*{HERE.name}):(\d+): (.*?)(?=^\S*{HERE.name}:\d+: |\Z)", re.M | re.S)
@@ -208,7 +208,7 @@ def test_an_optional_input_may_stay_unconnected() -> None:
         built.graph.reaction("careful.alone")
 
 
-# Use outside of a reaction
+# Use outside a reaction
 
 
 def test_ports_are_for_reactions() -> None:

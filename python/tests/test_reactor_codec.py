@@ -1,4 +1,4 @@
-"""Values to bytes and back: nothing changes, nothing is copied without need, and hostile bytes do no harm."""
+"""Values to bytes and back: nothing changes, nothing is copied unnecessarily, and hostile bytes do no harm."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ STRUCTURED = np.dtype([("id", "<u2"), ("at", "<f4", (2, 3)), ("more", [("name", 
 
 
 def same(one: object, other: object) -> bool:
-    """Equal in value and in type, at every place."""
+    """Returns whether two objects are equal in value and in type, at every place."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
@@ -92,7 +92,7 @@ def same(one: object, other: object) -> bool:
 
 
 def transported(value: object, **options: bool) -> Any:  # noqa: ANN401
-    """Through copies of the bytes, as in another process."""
+    """Encodes and decodes a value through copies of the bytes, as in another process."""
     header, parts = encode(value, **options)
     assert type(header) is bytes
     assert all(memoryview(part).c_contiguous for part in parts)
@@ -105,7 +105,7 @@ VALUES: list[object] = [
     *(bytearray(5000), [], (), {}, set(), frozenset(), [[]], [()], ((),), {"": {}}, [1, [2, (3, [4])], {5}]),
     *({1: 2, False: 3, 2.5: None, b"k": "v"}, {(1, (2,)): [3]}, {frozenset({1}): {"a": (None,)}}, {None: 1}),
     *(Pose(1.0, -0.0, ["a"]), Plan((Pose(1, 2), Pose(3, 4)), np.arange(3)), Point(1), Point(1, Point(2, [3]))),
-    # A named tuple like any other, and no mark.
+    # A named tuple like any other, not a mark.
     [msgpack.ExtType(1, b""), 5],
     *(Colour.RED, Colour.BLUE, Level.LOW, Access.READ, Access.READ | Access.WRITE, Access(0), [Colour.RED] * 3),
     *(np.float32(1.1), np.float64(math.nan), np.int8(-1), np.bool_(True), np.complex64(1j), np.str_(""), np.str_("é")),
@@ -288,7 +288,7 @@ def test_only_dataclasses_named_tuples_and_enumerations_are_created_by_name() ->
             ":",
             "a b:c",
         ):
-            with pytest.raises(ValueError, match=r"is no .* in this process"):
+            with pytest.raises(ValueError, match=r"names no .* in this process"):
                 decode(marked(code, bad, what), [])
     with pytest.raises(ValueError, match="other fields in this process: x, y, tags"):
         decode(marked(10, name, {"x": 1, "y": 2}), [])
@@ -351,9 +351,10 @@ def test_foreign_bytes_are_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_bytes_give_an_error_or_a_value(seed: int) -> None:
-    """Never another exception, and no memory beyond a multiple of the bytes."""
+    """Decoding raises no other exception, and uses no more memory than a multiple of the bytes."""
     draw = random.Random(seed)
-    # Without the long ones, so that a mutation meets something; and without pickles, which are not for strangers.
+    # Without long values, so that a mutation changes something relevant; and without pickles, which are not for
+    # strangers.
     encoded = [(header, parts) for header, parts in map(encode, VALUES) if 0 < len(header) < 2000]
     alphabet = bytes([0xC7, 0xD4, 0xDD, 0xDF, 0xDC, 0xC6, 0x91, 0x81, 0x00, 0x01, 0x0F, 0xFF, 0x7F, 0xC4, 0xDB])
     limit = resource.getrlimit(resource.RLIMIT_AS)

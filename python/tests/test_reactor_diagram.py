@@ -1,4 +1,4 @@
-"""The dataflow diagram: nothing lies on anything else, and everything is there."""
+"""The dataflow diagram: nothing overlaps, and everything is there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def segments(route: list[tuple[float, float]]) -> list[Segment]:
 
 
 def on_each_other(a: Segment, b: Segment) -> bool:
-    """Whether two segments share more than a point."""
+    """Returns whether two segments share more than a point."""
     horizontal = a[1] == a[3] == b[1] == b[3] and min(a[2], b[2]) > max(a[0], b[0])
     return horizontal or (a[0] == a[2] == b[0] == b[2] and min(a[3], b[3]) > max(a[1], b[1]))
 

@@ -1,4 +1,4 @@
-"""What `coorp run` says of programs that fail, and what is left of them."""
+"""Messages of `coorp run` about programs that fail, and the files that they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of a reactor program can do besides: digests, recordings, threads, decentralised coordination, advice."""
+"""Further options of a reactor program's run: digests, recordings, threads, decentralised coordination, advice."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_recorded_run_replays_with_its_values(app: Path, tmp_path: Path) -> No
     assert run.returncode == 0, run.stderr
     replay = coorp(app, "--replay", folder, env=environment)
     assert (replay.returncode, replay.stdout) == (0, run.stdout)
-    # The sensor's values are not those of the recording. What follows from the recorded ones is the same.
+    # The sensor's values differ from the recording. Everything that follows from the recorded ones is the same.
     assert replay.stderr.startswith("other than recorded: camera.grab: ")
     assert len(replay.stderr.splitlines()) == 1 and ";" not in replay.stderr
     again = coorp(app, "--record", folder)
@@ -151,7 +151,7 @@ def test_physical_actions_replay_at_their_tags(tmp_path: Path) -> None:
     assert [number for _, number in recorded.seen] == [0, 1, 2, 3, 4]
     replayed, same = ran(0, replay=tmp_path / "recorded")
     assert (replayed.seen, same) == (recorded.seen, digest)
-    # Those of the present do not count in a replay.
+    # New presses do not count in a replay.
     replayed, same = ran(3, replay=tmp_path / "recorded")
     assert (replayed.seen, same) == (recorded.seen, digest)
 
@@ -263,7 +263,7 @@ def test_late_values_go_to_the_method_for_them_and_a_replay_repeats_that(tmp_pat
     for _, plan, _, meant, _, at, microstep in held:
         assert int(meant) == (int(plan) - 1) * 20_000_000 <= int(at)
         assert int(microstep) >= 1
-    # A loaded machine may be later still; what was counted was handled, except at the very end.
+    # On a busy machine values may be later still. Counted values were handled, except at the very end.
     count, handled = done.stderr.removeprefix("came after their tag: driver.plan: ").split()[:2]
     assert int(count) >= int(handled.strip("(")) == len(held)
     again = coorp(app, "--replay", run, "--digest")
@@ -287,7 +287,8 @@ def test_a_zero_delay_cycle_needs_an_offset_under_decentralised_coordination(app
     refused = coorp(app, *run)
     assert refused.returncode == 2
     lines = refused.stderr.splitlines()
-    assert lines[0].startswith(f"error: {app}:38: zero-delay cycle of processes: decentralised, outer and the others")
+    cycle = "zero-delay cycle of processes: under decentralised coordination, outer and the others in it would wait"
+    assert lines[0].startswith(f"error: {app}:38: {cycle} for each other forever")
     assert 'after="1ms"' in lines[0] and "--offset" in lines[0]
     assert [line.split(" (")[0].strip() for line in lines[1:]] == [
         "camera.frame -> mean.image",

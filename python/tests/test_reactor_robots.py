@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("reactor_robots.py")
 
 
 def alone() -> list[list[int | None]]:
-    """What the log notes in one process."""
+    """Returns the log's entries from a run in one process."""
     made, log = program()
     made.run(fast=True)
     assert len(log.lines) == FRAMES

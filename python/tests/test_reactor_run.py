@@ -31,7 +31,7 @@ from coorp.reactor import (
 )
 
 LIMIT_S = 60.0
-"""No test waits longer for a process."""
+"""Maximum time for which a test waits for a process."""
 
 
 class Source(Reactor):
@@ -407,12 +407,12 @@ def test_a_file_that_cannot_be_imported_by_its_processes(tmp_path: Path) -> None
 
 
 def children(of: int) -> list[int]:
-    """The processes that `of` has started and that run."""
+    """Returns the running processes that `of` has started."""
     return [int(pid) for pid in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended. One that nobody has waited for yet counts as ended."""
+    """Returns whether a process has ended. A process that has not been waited for yet counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -429,7 +429,7 @@ def wait_until_gone(pids: list[int]) -> None:
 @pytest.mark.parametrize("place", ["one", "processes"])
 def test_ctrl_c_runs_shutdown_reactions(tmp_path: Path, place: str) -> None:
     command = [sys.executable, "-m", "coorp", "run", app_file(tmp_path, count=10**9), "--place", place]
-    # A group of their own, as in a terminal: Ctrl-C reaches all of them.
+    # In their own group, as in a terminal: Ctrl-C reaches all of them.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("log 0 ")
@@ -455,10 +455,10 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
             run.stdout.readline()
             started = children(run.pid)
             os.killpg(run.pid, signal.SIGINT)
-            # Behind a part of a line where Python does not buffer, as Log writes beside it.
+            # The text may follow a part of a line if Python does not buffer, because Log writes at the same time.
             while not (line := run.stdout.readline()).endswith("hangs\n"):
                 assert line, "the program ended early"
-            # Signals that come at once count as one.
+            # Simultaneous signals count as one.
             time.sleep(0.2)
             os.killpg(run.pid, signal.SIGINT)
             assert run.wait(LIMIT_S) == 130

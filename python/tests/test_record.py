@@ -36,7 +36,7 @@ def coorp(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str
 
 
 def imported(path: Path) -> str:
-    """The team file from a good recording, which `coorp check` accepts."""
+    """Returns the team file from a good recording, which `coorp check` accepts."""
     run = coorp("import", path)
     assert run.returncode == 0, run.stderr
     team = path.parent / "imported.toml"
@@ -47,13 +47,13 @@ def imported(path: Path) -> str:
 
 
 def flow(team: str, name: str) -> dict[str, str]:
-    """The keys of a flow in a team file's text."""
+    """Returns the keys of a flow in a team file's text."""
     (table,) = re.findall(rf'^\[\[flow\]\]\n(name = "{re.escape(name)}"\n(?:.+\n?)*)', team, re.MULTILINE)
     return dict(line.replace('"', "").split(" = ") for line in table.splitlines())
 
 
 def messages(path: Path) -> list[tuple[str, str, int, Any]]:
-    """Topic, type, time and content of each message."""
+    """Returns topic, type, time and content of each message."""
     with path.open("rb") as file:
         reader = make_reader(file, validate_crcs=True, decoder_factories=[DecoderFactory()])
         assert reader.get_header().profile == "ros2"
@@ -65,7 +65,7 @@ def messages(path: Path) -> list[tuple[str, str, int, Any]]:
 
 
 def drive(recorder: Recorder, seconds: float) -> None:
-    """A recording like that of the learning environment."""
+    """Records a drive, like the learning environment."""
     for tick in range(round(seconds * RATE_HZ)):
         t_s = tick / RATE_HZ
         for robot in range(ROBOTS):
@@ -105,7 +105,7 @@ def test_what_is_recorded_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_payload_and_definitions_are_those_of_ros_2(tmp_path: Path) -> None:
-    """Compared with another library's own type definitions."""
+    """The reference is another library's own type definitions."""
     path = tmp_path / "run.mcap"
     with Recorder(path) as recorder:
         drive(recorder, 0.1)
@@ -154,7 +154,7 @@ def test_a_recording_becomes_a_team_and_drives_it(tmp_path: Path) -> None:
     assert f"{ROBOTS * 3} of {ROBOTS * 3} flows replay" in run.stderr
 
 
-# SQLite has no compression of its own.
+# SQLite itself has no compression.
 BAGS = [
     (storage, mode)
     for storage in StoragePlugin
@@ -164,7 +164,7 @@ BAGS = [
 
 
 def write_bag(path: Path, storage: StoragePlugin, mode: CompressionMode, seconds: float = 6.0) -> None:
-    """A bag of one robot: odometry with jitter, laser, camera, and some log."""
+    """Writes a bag of one robot: odometry with jitter, laser, camera, and some log."""
     store = get_typestore(Stores.ROS2_HUMBLE)
     types = store.types
     stamp = types["builtin_interfaces/msg/Time"](sec=0, nanosec=0)
@@ -257,7 +257,7 @@ def test_what_is_no_recording_is_told_from_one(tmp_path: Path, content: bytes) -
     assert run.stdout == ""
 
 
-# Reports when it has started, and records forever.
+# A program that reports its start, and then records forever.
 ENDLESS = """
 import sys
 import numpy as np
@@ -293,7 +293,7 @@ def test_ctrl_c_leaves_a_whole_file(tmp_path: Path) -> None:
         read = messages(path)
         assert len(read) >= 600
         images = [at for topic, _, at, _ in read if topic == "/robot_0/camera"]
-        assert images == [round(tick / 30 * 1e9) for tick in range(len(images))], "none is missing, none there twice"
+        assert images == [round(tick / 30 * 1e9) for tick in range(len(images))], "none is missing or duplicated"
 
 
 def test_ctrl_c_in_the_middle_of_writing_leaves_a_whole_file(tmp_path: Path) -> None:
