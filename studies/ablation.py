@@ -1,4 +1,4 @@
-"""What each part of `coorp` gains, and whether `coorp` reaches its goal on teams that it was not tuned on.
+"""Measures what each part of `coorp` gains, and whether `coorp` reaches its goal on teams that it was not tuned on.
 
     cargo build --release -p coorp-cli
     python studies/ablation.py [--quick] [--markdown] [--draws SEED]
@@ -8,14 +8,14 @@ coordination at all). The first table compares `coorp` and `coorp-paper` with it
 The second turns off one part of `coorp` at a time, the third adds one to `coorp-paper`.
 
 `edca` is not a fair reference if it ruins the control loop: a late loop delays the next, so fewer control messages are
-left to share the air. The column 'loops' gives the share of `mpc-only`'s loops that `edca` finished. 'Room' is what is
-left for bulk if all loops run: bulk alone, times the airtime that control alone leaves free, relative to `edca`'s bulk.
-If room is below 97 %, no policy can reach the goal.
+left to share the air. The column 'loops' gives the share of `mpc-only`'s loops that `edca` finished. 'Room' is the bulk
+that fits if all loops run: the bulk without control, times the share of airtime that control without bulk leaves free,
+relative to `edca`'s bulk. If room is below 97 %, no policy can reach the goal.
 
-`coorp-paper` reads completion times at 95 %, which caution does not exceed; alone, that switch has no effect there. Not
-compared: deviations from quantiles and from a normal distribution, for which a team file has no key. If the `coorp`
+`coorp-paper` reads completion times at 95 %, which caution does not exceed; by itself, that switch has no effect there.
+Not compared: deviations from quantiles and from a normal distribution, for which a team file has no key. If the `coorp`
 binary is missing, the study says so and succeeds. It exits with 1 if `coorp` on examples/navigation.toml falls behind
-what docs/results.md says of it, which is short of the goal.
+the results in docs/results.md, which are short of the goal.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ VIOLATION_GOAL = 0.01
 BULK_GOAL = 0.97
 VIOLATION_KEPT = 0.015
 BULK_KEPT = 0.85
-"""What `coorp` keeps on navigation; the goal is above it."""
+"""The bounds that `coorp` keeps on navigation; the goal is stricter."""
 HOPELESS = 0.10
-"""A random team whose loop alone violates its bound this often is drawn again."""
+"""A random team whose loop violates its bound this often without bulk is drawn again."""
 DRAWS_MAX = 1_000
 DRAWN_TEAMS = 20
-"""With `--draws`. `coorp` was tuned on the draws from seeds 1, 101 and 1001 on; those from 2001 on were not examined
-before it was frozen."""
+"""Number of teams with `--draws`. `coorp` was tuned on the draws from seeds 1, 101 and 1001 on; those from 2001 on were
+not examined before it was frozen."""
 
 # For each part: its key in [policy], the value that disables it, and the value of `coorp`.
 PARTS = {
@@ -129,7 +129,7 @@ class Bench:
         return list(self._simulator.run(self.jobs(team, policy)).values())
 
     def score(self, base: Team, team: Team, policy: str) -> Score:
-        """`policy` on `team`, compared with `mpc-only` and `edca` on `base`."""
+        """Returns the score of `policy` on `team`, compared with `mpc-only` and `edca` on `base`."""
         mean = statistics.fmean
         own, alone, rival = self.results(team, policy), self.results(base, "mpc-only"), self.results(base, "edca")
         return Score(
@@ -141,12 +141,12 @@ class Bench:
         return statistics.fmean(result.bulk_mbps for result in self.results(team, policy))
 
     def room(self, team: Team) -> float:
-        """Bulk that fits beside all control loops, relative to `edca`'s bulk."""
+        """Returns the bulk that fits beside all control loops, relative to `edca`'s bulk."""
         busy = statistics.fmean(r.airtime["data"] + r.airtime["control"] for r in self.results(team, "mpc-only"))
         return (1.0 - busy) * self.bulk_mbps(team, "bulk-only") / self.bulk_mbps(team, "edca")
 
     def loops(self, team: Team) -> float:
-        """Share of `mpc-only`'s loops that `edca` finishes."""
+        """Returns the share of `mpc-only`'s loops that `edca` finishes."""
         rival, alone = (sum(r.loops for r in self.results(team, p)) for p in ("edca", "mpc-only"))
         return rival / alone
 
@@ -156,7 +156,7 @@ def examples(names: tuple[str, ...]) -> list[Team]:
 
 
 def random_teams(simulator: Simulator, count: int, first: int = 1) -> list[Team]:
-    """Draws from the seed `first` on whose control loop is not hopeless."""
+    """Draws teams, from the seed `first` on, whose control loop is not hopeless."""
     teams: list[Team] = []
     for seed in range(first, first + DRAWS_MAX):
         if len(teams) == count:

@@ -62,18 +62,18 @@ class Row:
 
 
 def legacy_us(size: int, mbps: int) -> float:
-    """A control frame's duration (802.11-2020, 17.4.3)."""
+    """Returns a control frame's duration (802.11-2020, 17.4.3)."""
     return 20.0 + 4.0 * math.ceil((16 + 8 * size + 6) / (4 * mbps))
 
 
 def data_us() -> float:
-    """A data frame's duration (802.11-2020, 21.4.3)."""
+    """Returns a data frame's duration (802.11-2020, 21.4.3)."""
     bits = 16 + 8 * (PAYLOAD_BYTES + OVERHEAD_BYTES) + 6
     return PREAMBLE_US + SYMBOL_US * math.ceil(bits / BITS_PER_SYMBOL)
 
 
 def attempt_probability(stations: int) -> float:
-    """tau: the probability that a station sends in a slot (equations 7 and 9), by bisection."""
+    """Returns tau, the probability that a station sends in a slot (equations 7 and 9), by bisection."""
     window = CW_MIN + 1
     stages = round(math.log2((CW_MAX + 1) / window))
 
@@ -90,7 +90,7 @@ def attempt_probability(stations: int) -> float:
 
 
 def saturation_mbps(stations: int, *, rts: bool) -> float:
-    """Payload throughput (equation 13)."""
+    """Returns the payload throughput (equation 13)."""
     tau = attempt_probability(stations)
     busy = 1.0 - (1.0 - tau) ** stations
     success = stations * tau * (1.0 - tau) ** (stations - 1) / busy

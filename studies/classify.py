@@ -1,35 +1,34 @@
-"""What `coorp up --protect` takes a robot's topics for, and how soon: topics replayed as live packets.
+"""Measures how `coorp up --protect` classifies a robot's topics, and how soon: topics replayed as live packets.
 
     cargo build --release -p coorp-cli
     sudo python studies/classify.py [--recording FILE] [--quick] [--markdown]
 
 Over `coorp emu --protect`, on the channel of `examples/navigation.toml`, with a leader and two robots. One robot sends
 the leader each topic at its times and sizes (lib/replay.py): datagrams to a port for each topic, or one TCP connection.
-The team file has no rules for them, so the agent finds out what they are. Its log says when it takes a flow for
-something else.
+The team file has no rules for them, so the agent finds out what they are. Its log says when it changes a flow's class.
 
-The topics are generated from a seed (lib/mixes.py): what a robot with ROS 2 sends, unmarked and with its control marked
-EF, both while another robot fills the channel; programs that are hard to tell; and 200 B at several rates with more and
-more jitter. Or they are the first seconds of a recording, an MCAP file or a ROS 2 bag, all from one robot and unmarked.
-There, what `coorp import` takes for bulk goes over TCP, as in its team file.
+The topics are generated from a seed (lib/mixes.py): the topics of a robot with ROS 2, unmarked and with its control
+marked EF, both while another robot fills the channel; programs that are hard to classify; and 200 B at several rates
+with more and more jitter. Or they are the first seconds of a recording, an MCAP file or a ROS 2 bag, all from one robot
+and unmarked. Then topics that `coorp import` takes for bulk go over TCP, as in its team file.
 
-**What is right.** The generator says what a topic is; of a recording, `coorp import` does. Control is right if it is
-taken for control. Bulk is right if it is not: to the agent, bulk is what keeps a backlog, and a stream without one is
-`ordinary`. So a mistake is one of these, and they do not cost the same:
+**Right classes.** The generator defines what a topic is; for a recording, `coorp import` does. Control is right if it
+is taken for control. Bulk is right if it is not: to the agent, bulk is a stream that keeps a backlog, and a stream
+without one is `ordinary`. So there are three mistakes, with different costs:
 
-- control taken for ordinary: it is not held, but comes late on a full channel, and bulk is not kept out of its way;
+- control taken for ordinary: it is not held, but arrives late on a full channel, and bulk is not kept out of its way;
 - control taken for bulk: it waits for permits, as long as bulk does;
-- bulk taken for control: it goes before all others, and others' bulk makes room for it. The agent bounds that to
-  1 Mbit/s a flow. `coorp import` counts as bulk what is small but slower than 5 Hz; the agent takes it for control if
-  it is regular. 'kbit/s so' shows how much that is.
+- bulk taken for control: it goes before all others, and others' bulk makes room for it. The agent bounds that to 1
+  Mbit/s per flow. `coorp import` counts small topics slower than 5 Hz as bulk; the agent takes them for control if they
+  are regular. 'kbit/s so' shows how much that is.
 
-'Jitter' is that of what was sent, measured as `coorp import` does; '-' is irregular. 'After' is when the final class
-began: the time since the topic's first message, and the messages before that. Flows begin as ordinary. 'Right' is the
-share of messages. 'Late' is how long a message took from program to program; what is 'missing' had not come whole a
-second after the run. In the table of jitters, a cell has the share of messages that were right,
-and when the final class began.
+'Jitter' is the sent messages' jitter, measured as `coorp import` does; '-' is irregular. 'After' is the beginning of
+the final class: the time since the topic's first message, and the number of messages before. Flows begin as ordinary.
+'Right' is the share of messages. 'Late' is the time of a message from program to program; 'missing' messages had not
+arrived completely a second after the run. In the table of jitters, a cell has the share of messages that were right,
+and the time at which the final class began.
 
-A wrong class is a finding, and the study succeeds. It fails if a run does, or if the log names no topic's class.
+A wrong class is a finding, and the study succeeds. It fails if a run fails, or if the log names no topic's class.
 `--quick` has one short run. If the `coorp` binary, root or TUN is missing, the study says so and succeeds.
 """
 
@@ -65,14 +64,14 @@ SEED = 1
 SPAN_S, QUICK_SPAN_S = 30.0, 4.0
 TOPICS_MAX = 64
 MESSAGES_MIN = 10
-"""Topics with fewer are not counted."""
+"""Minimum number of messages; topics with fewer are not counted."""
 LOG = "coorp_node::protect=info,error"
 TOLD = re.compile(
     r"\[(?P<robot>[^]]+)] (?P<at>\S+Z) .*: (?P<flow>\w+ [^ :]+(:(?P<from>\d+))? > [^ :]+(:(?P<to>\d+))?) "
     r"is (?P<taken>\w+): (?P<why>.+)"
 )
 LAST_NS = 50_000_000
-"""How long after the last message a change is still due to it."""
+"""A change within this time after the last message is still due to that message."""
 
 
 def main() -> int:
@@ -95,7 +94,7 @@ def main() -> int:
     else:
         topics = read(program, arguments.recording, span_s)
         if len(topics) > TOPICS_MAX:
-            print(f"only the first {TOPICS_MAX} of {len(topics)} topics, as each takes a process\n")
+            print(f"only the first {TOPICS_MAX} of {len(topics)} topics, because each takes a process\n")
         every = [Mix(arguments.recording.name, topics[:TOPICS_MAX], busy=False)]
     runs = [(mix.name, Runs()) for mix in every]
     found: list[Judged] = []
@@ -118,7 +117,7 @@ def main() -> int:
 
 
 def small_team(text: str) -> str:
-    """The team with a leader and two robots."""
+    """Returns the team with a leader and two robots."""
     for name in LEFT_OUT:
         text = replaced(text, f'[[robot]]\nname = "{name}"\n\n', "")
     return text
@@ -129,7 +128,7 @@ def small_team(text: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A flow was taken for something else."""
+    """A change of a flow's class."""
 
     at_ns: int
     taken: str
@@ -145,11 +144,11 @@ class Rhythm:
 
     hz: float
     jitter_ms: float
-    """NaN if it is irregular."""
+    """Jitter; NaN if the topic is irregular."""
 
     @staticmethod
     def of(times_ns: Sequence[int]) -> Rhythm:
-        """The rhythm of some messages."""
+        """Returns the rhythm of some messages."""
         gaps = [(after - before) * 1e-9 for before, after in itertools.pairwise(times_ns)]
         span_s = (times_ns[-1] - times_ns[0]) * 1e-9
         mean = Rhythm(len(gaps) / span_s if span_s > 0.0 else math.inf, math.nan)
@@ -163,7 +162,7 @@ class Rhythm:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a topic was taken for."""
+    """The classes of a topic."""
 
     mix: str
     topic: Topic
@@ -172,33 +171,33 @@ class Judged:
     """Messages."""
     kbps: float
     taken: str
-    """At the end."""
+    """The class at the end."""
     why: str
     after_s: float
     after: int
     changes: int
     right: float
-    """The share of its messages."""
+    """The share of its messages whose class was right."""
     late_ms: float
-    """At p99, of those that came."""
+    """The latency of messages that arrived, at p99."""
     missing: float
-    """The share that did not come whole."""
+    """The share of messages that did not arrive completely."""
     sender_late_ms: list[float]
-    """How much later than they were due the study sent its messages."""
+    """The delays with which the study sent its messages."""
 
     @property
     def is_right(self) -> bool:
-        """Whether it is right at the end."""
+        """Whether the class is right at the end."""
         return right(self.topic, self.taken)
 
 
 def right(topic: Topic, taken: str) -> bool:
-    """Whether a class is right for a topic."""
+    """Returns whether a class is right for a topic."""
     return (taken == "control") == topic.control
 
 
 def judge(program: Path, team: Path, mix: Mix, span_s: float, runs: Runs) -> tuple[list[Judged], list[str]]:
-    """One run: what its topics were taken for, and which other flows were taken for control."""
+    """Makes one run. Returns the classes of its topics, and the other flows that were taken for control."""
     with tempfile.TemporaryDirectory() as name:
         folder, result, log = Path(name) / "shared", Path(name) / "report.json", Path(name) / "log"
         folder.mkdir()
@@ -221,8 +220,8 @@ def judge(program: Path, team: Path, mix: Mix, span_s: float, runs: Runs) -> tup
 
 
 def read_log(text: str, topics: list[Topic]) -> tuple[dict[int, list[Change]], list[str]]:
-    """How the sender's flows changed, by the topic's port; and other flows that were taken for control. What answers
-    control is no such flow."""
+    """Returns the changes of the sender's flows, by the topic's port; and other flows that were taken for control,
+    apart from replies to control."""
     ports = {PORT + place for place in range(len(topics))}
     control = {PORT + place for place, topic in enumerate(topics) if topic.control}
     histories: dict[int, list[Change]] = {}
@@ -232,7 +231,7 @@ def read_log(text: str, topics: list[Topic]) -> tuple[dict[int, list[Change]], l
         if told["robot"] == SENDER and end in ports:
             history = histories.setdefault(end, [BEGIN])
             at_ns = int(datetime.fromisoformat(told["at"]).timestamp() * 1e6) * 1_000
-            # A new period is told like a new class.
+            # The log reports a new period like a new class.
             if told["taken"] != history[-1].taken:
                 history.append(Change(at_ns, told["taken"], told["why"]))
         elif told["taken"] == "control" and begin not in control:
@@ -244,7 +243,7 @@ def judged(mix: str, topic: Topic, outcome: Outcome, history: list[Change]) -> J
     """Judges a topic by the history of its flow."""
     sent_ns = outcome.sent_ns
     sizes = topic.sizes[: len(sent_ns)]
-    # A change follows the packet that it is due to.
+    # A change follows the packet that caused it.
     until_ns = [*sent_ns[1:], sent_ns[-1] + LAST_NS]
     classes = [in_force(history, until) for until in until_ns]
     last, first_ns = classes[-1], sent_ns[0]
@@ -272,7 +271,7 @@ def judged(mix: str, topic: Topic, outcome: Outcome, history: list[Change]) -> J
 
 
 def in_force(history: list[Change], at_ns: int) -> Change:
-    """The newest change before a time."""
+    """Returns the newest change before a time."""
     place = bisect.bisect_left(history, at_ns, key=lambda change: change.at_ns)
     return history[place - 1] if place else BEGIN
 
@@ -281,7 +280,7 @@ def in_force(history: list[Change], at_ns: int) -> Change:
 
 
 def report(every: list[Mix], found: list[Judged], strangers: list[str], *, markdown: bool) -> None:
-    """The tables, and the flows of nobody that were taken for control."""
+    """Prints the tables, and the flows of no topic that were taken for control."""
     titles = ["", "sent as", "Hz", "jitter ms", "B", "is", "taken for", "because", "after s", "messages", "changes"]
     titles += ["right", "late p99 ms", "missing"]
     for mix in every:
@@ -303,7 +302,7 @@ def report(every: list[Mix], found: list[Judged], strangers: list[str], *, markd
 
 
 def row(one: Judged) -> list[str]:
-    """A topic's row."""
+    """Returns a topic's row."""
     topic = one.topic
     mean = statistics.fmean(topic.sizes)
     fragments = not topic.tcp and min(max(topic.sizes), topic.piece_bytes) > UDP_FITS_BYTES
@@ -326,7 +325,8 @@ def row(one: Judged) -> list[str]:
 
 
 def jitters(found: list[Judged], *, markdown: bool) -> None:
-    """Where recognition by the period ends: the share of messages that were right, and when the final class began."""
+    """Prints the limits of recognition by the period: the share of right messages, and the beginning of the final
+    class."""
     by_name = {one.topic.name: one for one in found}
     rows = []
     for share in SHARES:
@@ -340,7 +340,7 @@ def jitters(found: list[Judged], *, markdown: bool) -> None:
 
 
 def totals(every: list[Mix], found: list[Judged], *, markdown: bool) -> None:
-    """What was right at the end of each run, and what was wrong by its kind."""
+    """Prints the number of right classes at the end of each run, and of wrong ones by their kind."""
     titles = ["", "right", "control", "taken for ordinary", "for bulk", "bulk", "taken for control", "kbit/s so"]
     rows = []
     for name in [*(mix.name for mix in every), *([None] if len(every) > 1 else [])]:

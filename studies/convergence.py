@@ -1,4 +1,4 @@
-"""Whether learning while driving pays off, how soon under each policy, and what late commands cost.
+"""Measures whether learning while driving pays off, how soon under each policy, and what late commands cost.
 
     pip install '.[learn]'
     python studies/convergence.py [--quick] [--markdown]
@@ -10,12 +10,12 @@ the environment that they do not know (Deng 2022, section VI-B; figures 2b and 9
 per robot and second. Over seeds, with the standard error of the paired difference. 2. How soon? The middle of the first
 quarter of an hour in which the mean reward of the learning runs reaches half way from its start to its end under
 `edca`. Relative to `edca`, with a 95 % interval from 2,000 bootstrap samples of the seeds, independently for each
-policy. 3. How long does an epoch take, relative to `edca`? 4. What does being late cost? Collisions per robot-hour with
-the weights learnt under `coorp` and BSP, frozen, under each policy, relative to `mpc-only`, which has no bulk; 95 %
-intervals, and a two-sided test of two Poisson rates.
+policy. 3. How long does an epoch take, relative to `edca`? 4. What do late commands cost? Collisions per robot-hour
+with the weights learnt under `coorp` and BSP, frozen, under each policy, relative to `mpc-only`, which has no bulk; 95
+% intervals, and a two-sided test of two Poisson rates.
 
 If the package or torch is missing, the study says so and succeeds. At the end it lists which claims it shows. It exits
-with 1 if one is not shown or a run fails; a single seed cannot show any.
+with 1 if a claim is not shown or a run fails; a single seed cannot show any.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lib.simulator import MADE, PARALLEL, REPOSITORY
 from lib.table import number, percent, show
 
 Rewards = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-"""(runs, seconds)."""
+"""Rewards, of shape (runs, seconds)."""
 EXAMPLE = REPOSITORY / "examples" / "navigation.toml"
 OUT = MADE / "convergence"
 TEAM = OUT / EXAMPLE.name
@@ -57,7 +57,7 @@ SOON_ENOUGH = 1.05
 SIGNIFICANT_P = 0.05
 DRAWS = 2_000
 UNSEEN = 1000
-"""Added to a seed for the runs that evaluate weights."""
+"""Offset of the seeds of the runs that evaluate weights."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Effort:
     """The extent of the study."""
 
     minutes: int
-    """Of learning."""
+    """Minutes of learning."""
     seeds: dict[str, range]
     """Seeds of each paradigm."""
     judged_minutes: int
@@ -88,7 +88,7 @@ class Job:
     seed: int
     minutes: int
     learner: Job | None = None
-    """Frozen, with the final weights of this run."""
+    """The run whose final weights this one drives with, frozen."""
     frozen: bool = False
 
     @property
@@ -117,7 +117,7 @@ class Run:
     collisions: int
     violation: float
     total_reward: list[float]
-    """Over all robots, one figure per second."""
+    """Reward over all robots, one figure per second."""
     epochs_s: list[float]
 
     @property
@@ -136,7 +136,7 @@ class Run:
 
 
 def run(job: Job) -> Run:
-    """Runs it."""
+    """Runs a job."""
     command = [sys.executable, "-m", "coorp", "learn", str(TEAM), "--policy", job.policy, "--seed", str(job.seed)]
     command += ["--minutes", str(job.minutes), "--out", str(job.out), "--sync", job.sync, "--no-gif", "--no-report"]
     command.append("--overwrite")
@@ -160,7 +160,7 @@ def run(job: Job) -> Run:
 
 
 def write_team() -> None:
-    """The example with larger batches and fewer rounds."""
+    """Writes the example with larger batches and fewer rounds."""
     text = EXAMPLE.read_text()
     for field, value in (("batch_loops", BATCH_LOOPS), ("rounds", ROUNDS)):
         text, count = re.subn(rf"^{field} = \d+", f"{field} = {value}", text, flags=re.MULTILINE)
@@ -178,19 +178,19 @@ def learning_jobs(effort: Effort) -> list[Job]:
 
 
 def judged(job: Job, effort: Effort, *, shipped: bool) -> Job:
-    """The run that evaluates the weights of a run, or the shipped ones in the same way."""
+    """Returns the run that evaluates the weights of a run, or the shipped ones in the same way."""
     learner = None if shipped else job
     return Job(job.policy, job.sync, UNSEEN + job.seed, effort.judged_minutes, learner, frozen=True)
 
 
 def late(policy: str, seed: int, effort: Effort) -> Job:
-    """A run for question 4."""
+    """Returns a run for question 4."""
     learner = Job(GIVES_WEIGHTS, "bsp", seed, effort.minutes)
     return Job(policy, "bsp", 2 * UNSEEN + seed, effort.late_minutes, learner, frozen=True)
 
 
 def print_gain(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> bool:
-    """Question 1. Whether learning helps under BSP, under every policy."""
+    """Answers question 1. Returns whether learning helps under BSP, under every policy."""
     rows: list[list[str]] = []
     clear = True
     for sync, policy in product(effort.seeds, LEARNERS):
@@ -212,33 +212,35 @@ def print_gain(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> bool:
 
 
 def curves(runs: list[Run], smooth_s: int) -> Rewards:
-    """Reward per robot and second of each run, averaged over `smooth_s`, by the first second of that interval."""
+    """Returns the reward per robot and second of each run, averaged over `smooth_s`, by the first second of that
+    interval."""
     count = min(len(run.total_reward) for run in runs)
     total = np.array([run.total_reward[:count] for run in runs]) / runs[0].robots
     return (total[:, smooth_s:] - total[:, :-smooth_s]) / smooth_s
 
 
 def reached_s(rewards: Rewards, goal: float, smooth_s: int) -> float:
-    """When the runs' mean first reaches the goal: the middle of that interval, in s. Infinite if it never does."""
+    """Returns the time at which the runs' mean first reaches the goal: the middle of that interval, in s. Infinite if
+    it never does."""
     there = rewards.mean(axis=0) >= goal
     return float(there.argmax()) + smooth_s / 2 if there.any() else math.inf
 
 
 def interval(statistic: Callable[[np.random.Generator], float]) -> str:
-    """The middle 95 % of a statistic over bootstrap samples of the seeds."""
+    """Returns the middle 95 % of a statistic over bootstrap samples of the seeds."""
     rng = np.random.default_rng(1)
     low, high = np.quantile([statistic(rng) for _ in range(DRAWS)], [0.025, 0.975], method="nearest")
     return f"{number(float(low), 2)} to {number(float(high), 2) if math.isfinite(high) else 'never'}"
 
 
 def drawn(rewards: Rewards, rng: np.random.Generator) -> Rewards:
-    """The same number of runs, drawn with replacement."""
+    """Returns the same number of runs, drawn with replacement."""
     return rewards[rng.integers(len(rewards), size=len(rewards))]
 
 
 def print_speed(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[str, float]:
-    """Questions 2 and 3. When each policy reaches the goal under BSP, relative to edca; NaN if edca's reward does not
-    rise, because there is no goal then."""
+    """Answers questions 2 and 3. Returns the time at which each policy reaches the goal under BSP, relative to edca;
+    NaN if edca's reward does not rise, because then there is no goal."""
     rows: list[list[str]] = []
     bsp: dict[str, float] = {}
     for sync, seeds in effort.seeds.items():
@@ -273,7 +275,7 @@ def print_speed(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict
 
 
 def print_cost(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[str, tuple[int, float]]:
-    """Question 4. Collisions under each policy, and the robot-hours."""
+    """Answers question 4. Returns the collisions under each policy, and the robot-hours."""
     counts: dict[str, tuple[int, float]] = {}
     rows: list[list[str]] = []
     for policy in DRIVERS:
@@ -296,12 +298,13 @@ def print_cost(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[
     titles = ["policy", "violations", "robot-hours", "collisions", "per robot-hour", "over mpc-only's", "95 %", "p"]
     show([*titles, "reward"], rows, markdown=markdown)
     against = same_rate(counts["coorp"], counts["edca"])
-    print(f"That edca and coorp collide as often: p = {number(against, 4)}.\n")
+    print(f"That edca and coorp collide equally often: p = {number(against, 4)}.\n")
     return counts
 
 
 def same_rate(one: tuple[int, float], other: tuple[int, float]) -> float:
-    """p of two counts over their hours if the rates are equal: given their sum, one is binomial (here normal)."""
+    """Returns p of two counts over their hours if the rates are equal: given their sum, one is binomial (here
+    normal)."""
     total, share = one[0] + other[0], one[1] / (one[1] + other[1])
     if total == 0:
         return 1.0
@@ -310,7 +313,7 @@ def same_rate(one: tuple[int, float], other: tuple[int, float]) -> float:
 
 
 def draw(runs: dict[Job, Run], effort: Effort) -> Path:
-    """Reward over virtual time, one panel per paradigm; the band is plus or minus one standard error."""
+    """Draws the reward over virtual time, one panel per paradigm; the band is plus or minus one standard error."""
     import matplotlib
 
     matplotlib.use("Agg")

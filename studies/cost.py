@@ -1,4 +1,4 @@
-"""What Coorp costs: control compared with plain Zenoh, bulk with plain QUIC, a permit, and an idle agent.
+"""Measures what Coorp costs: control compared with plain Zenoh, bulk with plain QUIC, a permit, and an idle agent.
 
     cargo build --release -p coorp-cli
     python studies/cost.py [--quick] [--markdown]
@@ -36,14 +36,14 @@ PORTS = 16
 """Ports of one robot."""
 SETTLE_S = 6.0
 MEET_S = 60.0
-"""For links, a leader and clocks."""
+"""Time for links, a leader and clocks."""
 PLAIN_CONTROL = "zenoh, callback"
 PLAIN_BULK = "quinn"
 OWN_CONTROL = "coorp, recv"
 GUESTS_CONTROL = "guests of coorp, recv"
 CONTROL_US = 20.0
 GUESTS_US = 120.0
-"""Both ends are guests: 60 us each."""
+"""Maximum extra latency between guests: 60 us at each end."""
 BULK_SHARE = 0.9
 PERMIT_US = 1000.0
 CORE_PERCENT = 1.0
@@ -77,7 +77,7 @@ class Agent:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: what was found, and the bound that it must keep."""
+    """A claim: the figure found, and its bound."""
 
     what: str
     found: str
@@ -90,7 +90,7 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "cost.json"
         command = [cargo, "run", "--quiet", "--release", "--locked", "--manifest-path", "crates/node/cost/Cargo.toml"]
-        # The main workspace's, which has compiled most of it.
+        # The main workspace's folder, which has most of it compiled.
         command += ["--target-dir", os.environ.get("CARGO_TARGET_DIR", "target")]
         command += [*([] if quick else ["--features", "zenoh"]), "--"]
         command += ["--json", str(found), *(["--quick"] if quick else [])]
@@ -102,7 +102,7 @@ def bench(cargo: str, *, quick: bool) -> list[Row]:
 
 @contextmanager
 def up(program: Path, team: Path, name: str) -> Iterator[int]:
-    """A robot's agent while it is needed: its process id."""
+    """Runs a robot's agent while it is needed, and yields its process id."""
     command = [str(program), "up", str(team), "--robot", name, "--state", str(team.parent / "state" / name)]
     log = (team.parent / f"{name}.log").open("w")
     with log, subprocess.Popen(command, stdout=log, stderr=log) as agent:
@@ -113,13 +113,13 @@ def up(program: Path, team: Path, name: str) -> Iterator[int]:
 
 
 def memory_mb(process: int, kind: str) -> float:
-    """`Rss` or `Pss` of a process."""
+    """Returns `Rss` or `Pss` of a process."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024.0
 
 
 def idle(program: Path, span_s: float) -> list[Agent]:
-    """Five idle robots."""
+    """Measures five idle robots."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as agents:
         team = Path(folder) / "team.toml"
         first = free_ports(PORTS * len(ROBOTS))
@@ -159,7 +159,7 @@ def idle(program: Path, span_s: float) -> list[Agent]:
 
 
 def claims(rows: list[Row], agents: list[Agent]) -> list[Claim]:
-    """Each claim, compared with the measurements."""
+    """Returns each claim, compared with the measurements."""
     found: list[Claim] = []
     plain = {(row.what, row.bytes): row for row in rows if row.contender in (PLAIN_CONTROL, PLAIN_BULK)}
     own = {row.bytes: row for row in rows if row.contender == OWN_CONTROL}

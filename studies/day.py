@@ -1,15 +1,15 @@
-"""A day in the life of three robots: whether memory, threads and descriptors stay as they are.
+"""Runs three robots for a day, and checks that memory, threads and descriptors do not grow.
 
     python studies/day.py [--hours 8] [--speed 1] [--out day] [--quick] [--markdown]
 
-Three robots, a process each, on loopback. Each sends control 30 times a second and receives that of all, and sends 10
-MB of bulk to the next one every 10 s, which drops it; with `--speed`, that many times as often, so that the messages of
-8 hours take less. Once a minute, each robot's memory, what it has from the allocator, threads and descriptors go into
-`day.csv` in `--out`, beside what it has sent and received. The table at the end, or after Ctrl-C or SIGTERM, compares
-the ten minutes after the first ten with the last ten, by their medians.
+Three robots, a process each, on loopback. Each sends control 30 times a second and receives everyone's, and every 10 s
+sends 10 MB of bulk to the next robot, which drops it. `--speed` makes messages that many times as frequent, so that the
+messages of 8 hours take less. Once a minute, `day.csv` in `--out` gets each robot's memory, its allocated memory,
+threads and descriptors, and its counts of messages sent and received. The table at the end, or after Ctrl-C or SIGTERM,
+compares the ten minutes after the first ten with the last ten, by their medians.
 
-Exits with 1 if a robot has died, or has more threads or descriptors in the last ten minutes than ever in those ten, or
-more memory, by more than `MORE` allows. `--quick` runs for 20 s, for CI, and does not judge memory, which still grows.
+Exits with 1 if a robot has died, or in the last ten minutes has more threads or descriptors than ever in those first
+ten, or more memory than `MORE` allows. `--quick` runs for 20 s, for CI, and does not judge memory, which still grows.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ LATE_S = PERIOD_S
 BULK = bytes(10_000_000)
 BULK_PERIOD_S = 10.0
 MORE = {"allocated_mb": 1.0, "memory_mb": 10.0, "threads": 2, "descriptors": 2}
-"""How much more a robot may have after the first ten minutes. Of what it has from the allocator, in 8 hours: less than
-a byte of each of 1.7 million messages, and 350 bytes of each of 2,880 pieces of bulk. Of memory: glibc keeps what was
-freed, in each thread's arena, and one may fill late with the 8 MB that bulk receives ahead of its disk. Threads that
-wait for the disk come and go, with a file each."""
+"""Maximum growth of a robot after the first ten minutes. Allocated memory, in 8 hours: less than a byte for each of 1.7
+million messages, and 350 bytes for each of 2,880 pieces of bulk. Memory: glibc keeps freed memory in each thread's
+arena, and an arena may fill late with the 8 MB that bulk receives ahead of its disk. Threads that wait for the disk
+come and go, with a file each."""
 STATE = struct.Struct("<d")
 
 
 class Mallinfo2(ctypes.Structure):
-    """What glibc's allocator says (mallinfo2(3))."""
+    """The statistics of glibc's allocator (mallinfo2(3))."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -72,7 +72,7 @@ class Sample:
     robot: str
     memory_mb: float
     allocated_mb: float
-    """What programs have from the allocator, which keeps more than that from the kernel."""
+    """Memory that the allocator has given out; it keeps more than that from the kernel."""
     threads: int
     descriptors: int
     cpu_s: float
@@ -86,11 +86,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pace:
-    """When samples are taken, and which are compared."""
+    """The times of samples, and the spans that are compared."""
 
     period_s: float
     warm_s: float
-    """How long a robot may grow."""
+    """Time for which a robot may grow."""
     span_s: float
     """The length of the two spans that are compared."""
     judges_memory: bool
@@ -102,7 +102,7 @@ QUICK_S = 20.0
 
 
 def be_robot(name: str, folder: Path, speed: float) -> None:
-    """A robot's program: a line with its counts for each line that it reads."""
+    """Runs a robot's program, which writes a line with its counts for each line that it reads."""
     period_s, bulk_period_s = PERIOD_S / speed, BULK_PERIOD_S / speed
     import coorp
 
@@ -151,7 +151,7 @@ def be_robot(name: str, folder: Path, speed: float) -> None:
 
 
 class Day(contextlib.ExitStack):
-    """The robots, and what was seen of them."""
+    """The robots, and the samples taken from them."""
 
     def __init__(self, program: Path, folder: Path, speed: float) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Day(contextlib.ExitStack):
         for name in ROBOTS:
             command = [sys.executable, str(Path(__file__).resolve()), "--robot", name, "--folder", str(folder)]
             command += ["--speed", str(speed)]
-            # Ctrl-C is for this process alone.
+            # Ctrl-C is only for this process.
             pipe = subprocess.PIPE
             self.robots[name] = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
             self.callback(self.robots[name].wait)
@@ -229,7 +229,7 @@ FIGURES = {
 
 
 def compare(samples: list[Sample], pace: Pace) -> tuple[list[list[str]], list[str]]:
-    """The rows of the table of what may grow, and what is wrong."""
+    """Returns the table's rows, with the figures that may grow, and the problems."""
     rows, problems = [], []
     for name, (figure, title) in itertools.product(ROBOTS, FIGURES.items()):
         warm = [sample for sample in samples if sample.robot == name and sample.at_s > pace.warm_s]
@@ -266,14 +266,14 @@ def traffic(samples: list[Sample]) -> list[list[str]]:
 
 
 def report(samples: list[Sample], pace: Pace, *, markdown: bool) -> list[str]:
-    """Prints the tables, and returns what is wrong."""
+    """Prints the tables, and returns the problems."""
     rows, problems = compare(samples, pace)
     print(f"Three robots for {max((sample.at_s for sample in samples), default=0.0) / 3600:.2f} h.\n")
     if rows:
         titles = ["robot", "figure", "after the warm-up", "at the end", "most", "per hour"]
         show(titles, rows, markdown=markdown)
     else:
-        print(f"It ended within the warm-up of {pace.warm_s:g} s: nothing to compare.\n")
+        print(f"The run ended within the warm-up of {pace.warm_s:g} s: nothing to compare.\n")
     titles = ["robot", "control sent", "delivered", "late", "bulk delivered", "a core's share"]
     show(titles, traffic(samples), markdown=markdown)
     return problems
@@ -281,9 +281,9 @@ def report(samples: list[Sample], pace: Pace, *, markdown: bool) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=8.0, help="how long")
-    parser.add_argument("--speed", type=float, default=1.0, help="how many times as often messages are sent")
-    parser.add_argument("--out", type=Path, help="the folder for day.csv (default: none is kept)")
+    parser.add_argument("--hours", type=float, default=8.0, help="duration")
+    parser.add_argument("--speed", type=float, default=1.0, help="factor for the rate of messages")
+    parser.add_argument("--out", type=Path, help="the folder for day.csv (default: not kept)")
     parser.add_argument("--quick", action="store_true", help="20 s, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--robot", choices=ROBOTS, help=argparse.SUPPRESS)

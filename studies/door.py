@@ -1,24 +1,25 @@
-"""What strangers can do to a team on the same LAN: control, bulk and a restart under each attack.
+"""Measures what strangers can do to a team on the same LAN: control, bulk and a restart under each attack.
 
     cargo build --release -p coorp-cli && cargo build --release -p coorp-node --example stranger
     sudo python studies/door.py [--quick] [--markdown]
 
 Three robots, each in its own network namespace, and a stranger in a fourth, all on one bridge. The robots have no
 `addresses`, so they find each other by multicast. `one` sends `lead` control 30 times a second, and bulk without end;
-`two` sends control. Before each attack and during it, for the same time: how long control takes, and how much bulk
-arrives. Then `two` is killed and started again during the attack: how long it takes from its start until `lead` hears
-it. Ten seconds after the attack: `lead`'s descriptors and memory, beside those before it.
+`two` sends control. Before each attack and during it, the study measures for the same time how long control takes, and
+how much bulk arrives. Then `two` is killed and started again during the attack: the study measures the time from its
+start until `lead` hears it. Ten seconds after the attack, it compares `lead`'s descriptors and memory with those
+before.
 
-- `connections`: 1,500 TCP connections to each of the team's ports, kept if anybody accepts them.
+- `connections`: 1,500 TCP connections to each of the team's ports, kept if they are accepted.
 - `garbage`: 2,000 UDP datagrams of random bytes a second to each port, and 20 that look like the first of a handshake.
 - `handshakes`: 150 QUIC handshakes a second that prove their address and are never finished.
 - `operators`: 26 sessions with the operator's key (which is a member's; it was stolen).
 - `names`: multicast replies with 1,024 addresses for a robot of the team, in 16 datagrams, 20 times a second.
-- `another team`: three robots with other keys, in namespaces of their own, that look for each other too.
-- `elsewhere`: the same three on a bridge of their own. No attack: it shows how much their load on the cores costs.
+- `another team`: three robots with other keys, in their own namespaces, that look for each other too.
+- `elsewhere`: the same three on their own bridge. This is no attack: it shows how much their load on the cores costs.
 
-Needs root for the namespaces, and says so without. Exits with 1 if a robot does not come back within the bound, or
-descriptors do not go back. Times depend on the machine: they are printed, and nothing is asserted of them.
+Needs root for the namespaces, and says so without. Exits with 1 if a robot does not come back within the bound, or if
+the number of descriptors stays higher. Times depend on the machine: they are only printed.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ FULL_S = 15.0
 QUICK_S = 3.0
 AFTER_S = 10.0
 BACK_MAX_S = 5.0
-"""How long a robot that starts anew under attack may need."""
+"""Maximum time for a robot to come back after a restart under attack."""
 DESCRIPTORS_MORE = 8
-"""How many more descriptors `lead` may have after an attack than before it: links that change."""
+"""Maximum number of additional descriptors of `lead` after an attack, for links that change."""
 UP_S = 60.0
 BULK = bytes(8_000_000)
 STRANGER = REPOSITORY / "target" / "release" / "examples" / "stranger"
@@ -64,7 +65,7 @@ STATE = struct.Struct("<dQ")
 
 
 def be_robot(name: str, folder: Path) -> None:
-    """A robot's program. It answers commands, a line each."""
+    """Runs a robot's program, which answers commands, one per line."""
     import coorp
 
     began_s = time.time()
@@ -122,7 +123,7 @@ def be_robot(name: str, folder: Path) -> None:
 
 
 class Heard:
-    """How long control messages took, and when each sender was heard last."""
+    """The latencies of control messages, and the time at which each sender was heard last."""
 
     def __init__(self) -> None:
         self.lock, self.took_ms, self.last = threading.Lock(), [], {}
@@ -140,7 +141,7 @@ class Heard:
             return taken
 
     def since(self, who: str, since_s: float) -> float | None:
-        """When something came that was sent after this time."""
+        """Returns the time at which a message sent after `since_s` arrived, if any."""
         sent_s, now_s = self.last.get(who, (0.0, 0.0))
         return now_s if sent_s > since_s else None
 
@@ -149,11 +150,11 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-# What the stranger does, each until its standard input ends.
+# The stranger's attacks, each until its standard input ends.
 
 
 def connections() -> None:
-    """TCP connections that say nothing."""
+    """Opens TCP connections that send nothing."""
     kept, refused = [], 0
     for port in itertools.islice(itertools.cycle(range(PORT, PORT + PORTS)), 1_500 * PORTS):
         one = socket.socket()
@@ -169,7 +170,7 @@ def connections() -> None:
 
 
 def garbage() -> None:
-    """Random bytes to every port, some of them in the form of a QUIC Initial."""
+    """Sends random bytes to every port, some of them in the form of a QUIC Initial."""
     sender, sent, chance = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0, random.Random(1)
     until_told = told()
     while not until_told():
@@ -186,7 +187,7 @@ def garbage() -> None:
 
 
 def names() -> None:
-    """Multicast DNS replies with 1,024 addresses each, for a robot of the team in `--folder`."""
+    """Sends multicast DNS replies with 1,024 addresses each, for a robot of the team in `--folder`."""
     sender, sent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sender.bind(("", 5353))
@@ -203,7 +204,7 @@ def names() -> None:
 
 
 def heard_names(listener: socket.socket) -> bytes:
-    """A reply of the team, from which the stranger learns its names."""
+    """Returns a reply of the team, from which the stranger learns the names."""
     group = socket.inet_aton("224.0.0.251") + socket.inet_aton("0.0.0.0")
     listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
     asked = struct.pack("!HHHHHH", 0, 0, 1, 0, 0, 0) + b"\x06_coorp\x04_udp\x05local\0" + struct.pack("!HH", 12, 1)
@@ -220,7 +221,7 @@ def heard_names(listener: socket.socket) -> bytes:
 
 
 def forged(seen: bytes, number: int) -> Iterator[bytes]:
-    """The reply that was heard, with the addresses replaced by 1,024 others, in datagrams that fit."""
+    """Yields the reply that was heard, with the addresses replaced by 1,024 others, in datagrams that fit."""
     host = host_of(seen)
     if host is None:
         return
@@ -235,7 +236,7 @@ def forged(seen: bytes, number: int) -> Iterator[bytes]:
 
 
 def host_of(packet: bytes) -> bytes | None:
-    """The name to which the SRV record of a reply points, without compression."""
+    """Returns the name to which the SRV record of a reply points, without compression."""
     questions, *sections = struct.unpack("!HHHH", packet[4:12])
     at = 12
     for _ in range(questions):
@@ -250,7 +251,7 @@ def host_of(packet: bytes) -> bytes | None:
 
 
 def name_at(packet: bytes, at: int) -> tuple[bytes, int]:
-    """A name in a packet as labels, and where it ends."""
+    """Returns a name in a packet as labels, and the position of its end."""
     labels, after = b"", None
     while packet[at]:
         if packet[at] >= 0xC0:
@@ -263,7 +264,7 @@ def name_at(packet: bytes, at: int) -> tuple[bytes, int]:
 
 
 def told() -> Callable[[], bool]:
-    """Whether standard input has ended."""
+    """Returns a function that returns whether standard input has ended."""
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     return ended.is_set
@@ -274,7 +275,7 @@ STRANGERS: dict[str, Callable[[], None]] = {"connections": connections, "garbage
 
 @contextlib.contextmanager
 def attack(what: str, lan: Lan, folder: Path, program: Path) -> Iterator[list[str]]:
-    """An attack while it is needed. In the end, the list says what it did."""
+    """Runs an attack while it is needed. At the end, the list says what the attack did."""
     did: list[str] = []
     with contextlib.ExitStack() as stack:
         if what in ("another team", "elsewhere"):
@@ -292,7 +293,7 @@ def attack(what: str, lan: Lan, folder: Path, program: Path) -> Iterator[list[st
             command = [str(program), "watch", str(folder / "team" / "team.toml")]
             watching = [lan.run("stranger", *command) for _ in range(26)]
             for one in watching:
-                # They show a lot.
+                # The sessions print a lot.
                 threading.Thread(target=one.stdout.read if one.stdout else None, daemon=True).start()
                 stack.callback(end, one)
             yield did
@@ -315,7 +316,7 @@ def attack(what: str, lan: Lan, folder: Path, program: Path) -> Iterator[list[st
 
 @dataclass(frozen=True)
 class Span:
-    """What `lead` heard for a while."""
+    """The messages and bulk that `lead` received over a span."""
 
     took_ms: list[float]
     mbps: float
@@ -337,7 +338,7 @@ def listen(lead: subprocess.Popen[str], span_s: float) -> Span:
 
 
 def wait_for(lead: subprocess.Popen[str], who: str, since_s: float, within_s: float) -> float:
-    """When `lead` first heard something that was sent after a time; not a number if it did not."""
+    """Returns the time at which `lead` first heard a message sent after `since_s`; NaN if it did not."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         at_s = ask(lead, f"heard {who} {since_s}")
@@ -348,14 +349,14 @@ def wait_for(lead: subprocess.Popen[str], who: str, since_s: float, within_s: fl
 
 
 def measure(what: str, lan: Lan, folder: Path, program: Path, span_s: float) -> tuple[list[str], list[str]]:
-    """A row of the table, and what is wrong."""
+    """Returns a row of the table, and the problems."""
     with Robots(lan, folder / "team", program, {name: name for name in ROBOTS}) as team:
         for name in ROBOTS:
             team.start(name)
         lead, now_s = team.running["lead"], time.time()
         for name in ROBOTS[1:]:
             wait_for(lead, name, now_s, UP_S)
-        # Bulk has begun, and memory has been touched once.
+        # By then bulk has begun, and memory has been touched once.
         time.sleep(span_s)
         before = ask(lead, "marks")
         calm = listen(lead, span_s)

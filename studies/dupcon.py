@@ -1,4 +1,5 @@
-"""Control packets while one of two paths degrades: table I and figure 8 of Lee, with real programs over `coorp emu`.
+"""Measures control packets while one of two paths degrades: table I and figure 8 of Lee, with real programs over `coorp
+emu`.
 
     cargo build --release -p coorp-cli
     cargo build --release -p coorp-node --example control
@@ -17,8 +18,8 @@ times between arrivals, before and after, and the longest one after, in ms:
 - adaptive: Coorp with `duplicate = "adaptive"`.
 
 The first four are programs of the study (lib/packets.py), the last two the example `control` of `crates/node`.
-`--no-data` sends only control, which shows the paths by themselves; otherwise control shares the second path with all
-the data once the first one is bad.
+`--no-data` sends only control, which shows the paths themselves; otherwise control shares the second path with all the
+data once the first one is bad.
 
 If a binary, root, TUN or MPTCP is missing, the study says so and succeeds.
 """
@@ -89,7 +90,7 @@ duplicate = "{duplicate}"
 """
 
 PROFILE = "queue_frames = 16\n"
-"""As short as mac80211's airtime limits keep a card's queue, so that data waits where flows are separated."""
+"""The card's queue, as short as mac80211's airtime limits keep it, so that data waits in queues that separate flows."""
 
 
 @dataclass
@@ -100,11 +101,11 @@ class Phase:
     data_mbps: float = math.nan
 
     def mean_ms(self) -> float:
-        """Mean of the times between arrivals."""
+        """Returns the mean of the times between arrivals."""
         return 1e3 * statistics.fmean(self.intervals_s)
 
     def deviation_ms(self) -> float:
-        """Standard deviation of the times between arrivals."""
+        """Returns the standard deviation of the times between arrivals."""
         return 1e3 * statistics.pstdev(self.intervals_s)
 
     def add(self, found: dict[str, Any], begin_s: float, end_s: float) -> None:
@@ -113,7 +114,7 @@ class Phase:
         pairs = itertools.pairwise(arrivals)
         self.intervals_s += [later - earlier for earlier, later in pairs if begin_s <= later < end_s]
         if arrivals and arrivals[-1] < end_s - 2 * PERIOD_S:
-            # Nothing arrived any more.
+            # Nothing arrived in this phase.
             self.intervals_s.append(end_s - max(arrivals[-1], begin_s))
         counts = [(at, count) for at, count in found["bytes"] if begin_s <= at < end_s]
         (first_at, first), (last_at, last) = counts[0], counts[-1]
@@ -121,7 +122,7 @@ class Phase:
 
 
 def run(program: Path, how: str, span_s: float, *, data: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrivals in one run, and the emulator's report."""
+    """Returns the arrivals in one run, and the emulator's report."""
     duration_s = SETTLE_S + 2 * span_s
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -145,12 +146,12 @@ def run(program: Path, how: str, span_s: float, *, data: bool) -> tuple[dict[str
 
 
 def example(program: Path) -> Path:
-    """The program of our own cases, built next to `coorp`."""
+    """Returns the program of our own cases, built next to `coorp`."""
     return program.parent / "examples" / "control"
 
 
 def missing(program: Path) -> str | None:
-    """Why the study cannot run here, if it cannot."""
+    """Returns why the study cannot run here, if it cannot."""
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         return "coorp emu needs root and /dev/net/tun"
     if not example(program).is_file():

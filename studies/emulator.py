@@ -1,4 +1,4 @@
-"""Whether `coorp emu` and `coorp sim` agree on the same flows.
+"""Compares `coorp emu` and `coorp sim` on the same flows.
 
     cargo build --release -p coorp-cli
     sudo python studies/emulator.py [--quick] [--markdown] [--team examples/flows.toml]
@@ -38,7 +38,7 @@ Flows = dict[str, dict[str, Any]]
 
 
 def simulated(program: Path, team: Path, duration_s: float, seed: int) -> Flows:
-    """One run of the simulator."""
+    """Makes one run of the simulator."""
     command = [str(program), "sim", str(team), "--policy", "edca", "--seed", str(seed), "--duration"]
     done = subprocess.run(
         [*command, f"{duration_s:g}s", "--json", "-", "--quiet"], capture_output=True, text=True, check=True
@@ -47,7 +47,7 @@ def simulated(program: Path, team: Path, duration_s: float, seed: int) -> Flows:
 
 
 def emulated(program: Path, team: Path, duration_s: float) -> tuple[Flows, dict[str, Any]]:
-    """One run of the emulator, and its report."""
+    """Makes one run of the emulator, and returns its findings and its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         start = time.monotonic() + HEAD_START_S
@@ -61,13 +61,13 @@ def emulated(program: Path, team: Path, duration_s: float) -> tuple[Flows, dict[
 
 
 def figure(flow: dict[str, Any], name: str) -> float:
-    """Throughput, or a percentile of the latency; NaN if the flow has none."""
+    """Returns the throughput, or a percentile of the latency; NaN if the flow has none."""
     value = flow["mbps"] if name == "mbps" else (flow.get("latency_ms") or {}).get(name)
     return math.nan if value is None else float(value)
 
 
 def shown(runs: list[Flows], flow: str, name: str, digits: int) -> str:
-    """A figure's mean and spread over runs."""
+    """Returns a figure's mean and spread over runs."""
     spread = Spread.of(figure(run[flow], name) for run in runs)
     if math.isnan(spread.mean):
         return "-"

@@ -1,4 +1,4 @@
-"""The age of robots' states where they are gathered: tables II to V of Dust, compared with plain CycloneDDS and Zenoh.
+"""Measures the age of gathered robot states: tables II to V of Dust, compared with plain CycloneDDS and Zenoh.
 
     pip install . cyclonedds==11.0.1 eclipse-zenoh==1.10.2
     python studies/fleet.py [--quick] [--markdown] [--robots 10,30,50] [--resume]
@@ -8,7 +8,7 @@ Dust, but over 1000 lists instead of 500. Many-to-one: all publish on one topic.
 
 - *age*: from creating a state to taking the list, over all states of all lists. Robots and lists have the same period
   but different phases, so even an instant network would give half a period;
-- *missed*: the share of robots and lists with nothing newer than the previous list;
+- *missed*: the share of list entries with no state newer than in the previous list;
 - *cores*: CPU use of the gathering process and of the robots' processes;
 - *made*, *listed*: the share of the states and lists due that these processes completed. A `*` marks rows in which
   either is below 95 %: the machine's cores are the limit there, and the other figures show how each system behaves
@@ -49,7 +49,7 @@ PROCESSES = 2
 PORT = 10_000
 """The first of the team's ports, 16 per robot."""
 DONE_S = 120.0
-"""How long one measurement may take."""
+"""Maximum duration of one measurement."""
 TRIES = 3
 """After this many tries without finding all robots, a system is dropped at a period; each try takes a minute or two."""
 ENOUGH = 0.95
@@ -64,7 +64,7 @@ NOTHING: Found = dict.fromkeys(FIGURES, math.nan)
 
 
 def team(robots: int) -> str:
-    """A team file on loopback."""
+    """Returns a team file on loopback."""
     names = ["base", *(f"r{robot}" for robot in range(robots))]
     text = ""
     for place, name in enumerate(names):
@@ -97,12 +97,12 @@ class Fleet:
         return self.processes[-1]
 
     def stop(self) -> None:
-        """Ends all processes; reads of their lines return nothing then."""
+        """Ends all processes; then reads of their lines return nothing."""
         for process in self.processes:
             process.kill()
 
     def errors(self) -> str:
-        """The last error that a process reported."""
+        """Returns the last error that a process reported."""
         texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
         lines = [text.splitlines()[-1] for text in texts if text]
         return lines[0] if lines else f"not done after {DONE_S:.0f} s"
@@ -116,7 +116,7 @@ def tell(processes: list[subprocess.Popen[str]], order: str) -> None:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """The next line of a process."""
+    """Returns the next line of a process."""
     assert process.stdout
     said = process.stdout.readline().strip()
     if not said:
@@ -175,7 +175,7 @@ class Rows:
     def __init__(self, *, resume: bool) -> None:
         self.known: dict[str, Found] = {}
         self.lost: dict[tuple[str, int], list[int]] = {}
-        """For each system and period: the numbers of robots of which it did not find all."""
+        """For each system and period: the numbers of robots at which it did not find all robots."""
         ROWS.parent.mkdir(parents=True, exist_ok=True)
         if resume and ROWS.is_file():
             for row in ROWS.read_text().splitlines():
@@ -202,7 +202,7 @@ class Rows:
 
 
 def row(robots: int, many_to_one: bool, system: str, found: Found) -> list[str]:
-    """A row of the table."""
+    """Returns a row of the table."""
     limited = min(found["made"], found["listed"]) < ENOUGH
     return [
         f"{robots}, {'many-to-one' if many_to_one else 'one-to-one'}, {system}{' *' if limited else ''}",

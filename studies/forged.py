@@ -1,4 +1,4 @@
-"""What forged errors and resets do to a permit: nothing. And how soon a dead robot's permit is free.
+"""Checks that forged errors and resets do nothing to a permit, and measures how soon a dead robot's permit is free.
 
     sudo python studies/forged.py [--quick] [--markdown]
 
@@ -12,10 +12,10 @@ forges for each flow that it sees, up to 50 times a second and in the name of th
 
 `lead` looks at its status every 10 ms: who holds the permit, who waits, and who is alive. A permit that is freed once
 goes to `two` for good, because it lasts for an hour. As a check of the stranger, a connected UDP socket beside `one`
-has to get an error. In the end, `one` is killed, and the time is taken until `two` holds the permit.
+must get an error. At the end, `one` is killed, and the time until `two` holds the permit is measured.
 
-Needs root for the namespaces, and says so without. Exits with 1 if anything changed while the stranger was at work, if
-control fell silent, or if a dead robot's permit was not free soon after its lease of 300 ms.
+Needs root for the namespaces, and says so without. Exits with 1 if anything changed during the attack, if control fell
+silent, or if a dead robot's permit was not free soon after its lease of 300 ms.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ FULL_S = 30.0
 UP_S = 30.0
 POLL_S = 0.01
 FREE_MAX_S = 1.0
-"""How long a dead robot's permit may last: its lease, 300 ms, and what a busy machine adds."""
+"""Maximum time until a dead robot's permit is free: its lease, 300 ms, and the delay of a busy machine."""
 GAP_MAX_S = 0.5
-"""How long control may be silent."""
+"""Maximum time without control."""
 CANARY_PORT = 7_000
 ROUND_S = 0.02
 FLOWS_MAX = 64
 
 
 class Seen:
-    """What `lead` sees: the permit and who is alive, whenever that changes, and when control came."""
+    """The observations of `lead`: the permit and the living robots, at each change, and the times at which control
+    arrived."""
 
     def __init__(self) -> None:
         self.lock, self.changes, self.gap_s, self.count, self.last_s = threading.Lock(), [], 0.0, 0, 0.0
@@ -78,7 +79,7 @@ class Seen:
             self.count, self.last_s = self.count + 1, now_s
 
     def take(self) -> dict[str, Any]:
-        """What was seen since the last time, which begins with what is now."""
+        """Returns the observations since the last call. The next ones begin with the current state."""
         with self.lock:
             taken = {"changes": self.changes, "gap_ms": 1e3 * self.gap_s, "control": self.count}
             self.changes, self.gap_s, self.count = self.changes[-1:], 0.0, 0
@@ -86,7 +87,7 @@ class Seen:
 
 
 def be_robot(name: str, folder: Path) -> None:
-    """A robot's program. It answers commands, a line each."""
+    """Runs a robot's program, which answers commands, one per line."""
     import coorp
 
     node = coorp.Node(folder / "team.toml", robot=name, state=folder / "state" / name)
@@ -115,7 +116,7 @@ def be_robot(name: str, folder: Path) -> None:
             time.sleep(PERIOD_S)
 
     def send() -> None:
-        # One more always waits, so that the permit is needed all the time.
+        # One more message always waits, so that the permit is needed all the time.
         last = None
         while True:
             with contextlib.suppress(coorp.NodeError):
@@ -141,7 +142,7 @@ def be_robot(name: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Flow:
-    """UDP from one robot to another."""
+    """A flow of UDP from one robot to another."""
 
     source: int
     to: int
@@ -160,7 +161,7 @@ def inet(place: int) -> bytes:
 
 
 def packet(source: int, to: int, protocol: int, body: bytes) -> bytes:
-    """An IPv4 packet."""
+    """Returns an IPv4 packet."""
     parts = struct.pack("!BBHHHBB", 0x45, 0, 20 + len(body), 0, 0x4000, 64, protocol), inet(source) + inet(to)
     return parts[0] + struct.pack("!H", checksum(parts[0] + bytes(2) + parts[1])) + parts[1] + body
 
@@ -172,7 +173,7 @@ def udp(flow: Flow, body: bytes) -> bytes:
 
 
 def errors(flow: Flow) -> Iterator[bytes]:
-    """ICMP errors about a flow's datagrams, for the flow's source."""
+    """Yields ICMP errors about a flow's datagrams, for the flow's source."""
     quoted = udp(flow, bytes(1_200))[:28]
     for code in range(5):
         mtu = 68 if code == 4 else 0
@@ -190,13 +191,13 @@ def tcp_reset(flow: Flow) -> bytes:
 
 
 def quic_resets(flow: Flow, connection: bytes) -> Iterator[bytes]:
-    """Stateless resets: a short header and random bytes, of which the last 16 are the token."""
+    """Yields stateless resets: a short header and random bytes, of which the last 16 are the token."""
     for begin in (connection, b""):
         yield udp(flow, bytes((0x40 | random.getrandbits(6),)) + begin + random.randbytes(random.randrange(36, 80)))
 
 
 def forge() -> None:
-    """Forges until standard input ends, and prints how much."""
+    """Forges packets until standard input ends, and prints how many."""
     wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
     places = {hardware(place): place for place in range(len(ROBOTS))}
     flows: dict[Flow, bytes] = {}
@@ -210,7 +211,7 @@ def forge() -> None:
             if kind == socket.PACKET_OUTGOING or source is None or to is None or not is_udp:
                 continue
             flow = Flow(source, to, *struct.unpack("!HH", frame[34:38]))
-            # The stranger's own packets have no checksum, and are not to be learned from.
+            # The stranger's own packets have no checksum, and it must not learn from them.
             if frame[40:42] != b"\0\0" and (flow in flows or len(flows) < FLOWS_MAX):
                 flows[flow] = frame[43:51]
 
@@ -232,7 +233,7 @@ def forge() -> None:
 
 
 def be_canary() -> None:
-    """Whether a connected UDP socket is told of an error."""
+    """Reports whether a connected UDP socket gets an error."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as canary:
         canary.bind((address(ONE), CANARY_PORT))
         canary.connect((address(LEAD), CANARY_PORT))
@@ -248,11 +249,11 @@ def be_canary() -> None:
 
 
 STANDING = [[ONE], [TWO], [LEAD, ONE, TWO]]
-"""Who holds the permit, who waits and who is alive, all the time."""
+"""The expected state throughout: who holds the permit, who waits and who is alive."""
 
 
 def wait_for(team: Robots, state: list[list[int]]) -> float:
-    """When `lead` saw this first; not a number if it did not."""
+    """Returns the time at which `lead` first saw this state; NaN if it did not."""
     until_s = time.monotonic() + UP_S
     while time.monotonic() < until_s:
         for at_s, seen in ask(team.running["lead"], "marks")["changes"]:
@@ -263,7 +264,7 @@ def wait_for(team: Robots, state: list[list[int]]) -> float:
 
 
 def measure(folder: Path, program: Path, span_s: float) -> tuple[list[str], list[str]]:
-    """The row of the table, and what is wrong."""
+    """Returns the row of the table, and the problems."""
     own = [sys.executable, str(Path(__file__).resolve())]
     names = {name: name for name in ROBOTS}
     with Lan(list(ROBOTS)) as lan, Robots(lan, folder / "team", program, names, POLICY) as team:

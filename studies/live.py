@@ -1,11 +1,11 @@
-"""The navigation traffic with real processes over `coorp emu`, compared with `coorp sim`; and peers on the same
+"""Compares the navigation traffic of real processes over `coorp emu` with `coorp sim`; and measures peers on the same
 channel.
 
     cargo build --release -p coorp-cli
     pip install . eclipse-zenoh        # the package `coorp`, and the peer
     sudo python studies/live.py [--quick] [--markdown]
 
-It takes some 30 minutes on an otherwise idle machine, and `--quick` about one.
+The study takes some 30 minutes on an otherwise idle machine, and `--quick` about one.
 
 **The team.** `examples/navigation.toml` under each policy: several runs of half a minute with `coorp emu --demo`, the
 policies in turn, and as many in the simulator, each with its own seed. A figure agrees if the two means differ by at
@@ -13,15 +13,14 @@ most the spread of runs plus 10 %. The spread is twice the standard deviation of
 the sum of both variances); the 10 % refer to the simulator's mean. If the spread exceeds a quarter of the simulator's
 mean, agreement means little, and the table says so. Two claims, for the means in each environment:
 
-- `edca` is clearly bad: its violation rate is at least 5 times that of `mpc-only`.
-- `coorp` is clearly good: its violation rate is at most 5 points over that of `mpc-only`, and its bulk at least 90 %
-  of that of `edca`.
+- `edca` is clearly bad: its violation rate is at least 5 times `mpc-only`'s. - `coorp` is clearly good: its violation
+  rate is at most 5 points over `mpc-only`'s, and its bulk is at least 90 % of `edca`'s.
 
 If a figure does not agree or a claim does not hold, the study reports that as a finding and succeeds.
 
-**A busy host.** The same with half of the cores, one at least, kept busy by a loop in another process, as perception
-does. The goal: `coorp` at most 2 points over `mpc-only`, with 85 % of `edca`'s bulk, all on the same busy host. Beside
-it the simulator's results for several `scheduling_delay`s, the mean time that a program waits for a core.
+**A busy host.** The same, while a loop in another process keeps half of the cores busy, at least one, as perception
+does. The goal: `coorp` at most 2 points over `mpc-only`, with 85 % of `edca`'s bulk, all on the same busy host. The
+table also has the simulator's results for several `scheduling_delay`s, the mean time that a program waits for a core.
 
 **Peers.** Unmodified programs and libraries over the channel of the same file (lib/peers.py): every 33 ms, each of four
 robots sends the leader a request and gets a reply, without bulk and beside bulk from all four. They use `ping`, UDP,
@@ -29,9 +28,9 @@ Zenoh's Python package by default and with priorities, and `coorp.Node`. A round
 ms' counts round trips that took longer or never finished.
 
 A run counts if the emulator kept up; the last table of each part shows its worst lateness. It cannot see whether the
-robots' programs got a core when they needed one. The table therefore also shows for how much of the time some program
-of the machine waited for a core, as reported by Linux (pressure stall information). With `--quick`, runs are short and
-few and learning sends early, so the figures mean nothing.
+robots' programs got a core when they needed one. The table therefore also shows the share of the time in which some
+program of the machine waited for a core, as reported by Linux (pressure stall information). With `--quick`, runs are
+short and few and learning sends early, so the figures mean nothing.
 
 If the `coorp` binary, root or TUN is missing, the study says so and succeeds; missing peers are skipped. If a run of
 our own fails, it exits with 1.
@@ -72,7 +71,7 @@ FIGURES: dict[str, tuple[int, Callable[[dict[str, Any]], float | None]]] = {
     "reaction p99 ms": (1, lambda result: (result["reaction_ms"] or {}).get("p99")),
     "bulk Mbit/s": (1, lambda result: result["bulk_mbps"]),
 }
-"""The compared figures: their digits, and their place in a result of `--json`."""
+"""The compared figures: their digits, and their position in a result of `--json`."""
 VIOLATION, BULK = "violation %", "bulk Mbit/s"
 
 
@@ -85,7 +84,7 @@ class Plan:
     """The extent of the study."""
 
     batch_loops: int | None
-    """When learning starts to send, if not as in the file."""
+    """The time at which learning starts to send, if different from the file."""
     policies: tuple[str, ...]
     team_s: float
     team_times: int
@@ -127,13 +126,13 @@ QUICK = Plan(
 
 
 def figures_of(result: dict[str, Any]) -> dict[str, float]:
-    """The compared figures; NaN if a policy has none."""
+    """Returns the compared figures; NaN if a policy has none."""
     values = {name: of(result) for name, (_, of) in FIGURES.items()}
     return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 
 def simulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
-    """All policies in the simulator, one seed per run."""
+    """Runs all policies in the simulator, one seed per run."""
     runs = {policy: Runs() for policy in plan.policies}
     for seed in range(1, plan.team_times + 1):
         command = [str(program), "sim", str(team), "--policy", ",".join(plan.policies), "--seed", str(seed)]
@@ -145,7 +144,7 @@ def simulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
 
 
 def emulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
-    """All policies with real processes, in turn."""
+    """Runs all policies with real processes, in turn."""
     runs = {policy: Runs() for policy in plan.policies}
     for policy in plan.policies * plan.team_times:
         with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +163,7 @@ def emulated(program: Path, team: Path, plan: Plan) -> dict[str, Runs]:
 
 
 def compared(policy: str, name: str, digits: int, sim: Runs, emu: Runs) -> list[str] | None:
-    """A row: one figure in both environments. None if the policy has no such figure."""
+    """Returns a row: one figure in both environments. None if the policy has no such figure."""
     expected, found = sim.spread(name), emu.spread(name)
     if math.isnan(expected.mean):
         return None
@@ -179,14 +178,14 @@ def compared(policy: str, name: str, digits: int, sim: Runs, emu: Runs) -> list[
 
 
 def verdict(holds: bool, *needed: float) -> str:
-    """The verdict on a claim."""
+    """Returns the verdict on a claim."""
     if any(math.isnan(value) for value in needed):
         return "not known"
     return "holds" if holds else "DOES NOT HOLD"
 
 
 def claims(ground: str, runs: dict[str, Runs]) -> list[str]:
-    """The two claims, as numbers."""
+    """Returns the two claims, as numbers."""
     alone, edca, coorp = (runs[policy].spread(VIOLATION).mean for policy in ("mpc-only", "edca", "coorp"))
     most, ours = (runs[policy].spread(BULK).mean for policy in ("edca", "coorp"))
     times = edca / alone if alone > 0.0 else math.nan if math.isnan(edca) or edca == 0.0 else math.inf
@@ -234,7 +233,7 @@ def burning(cores: Iterable[int]) -> Iterator[None]:
 
 
 def busy_rows(runs: dict[str, Runs], ground: str) -> list[list[str]]:
-    """A row per policy of one ground: lateness and bulk, the latter over that of `edca`."""
+    """Returns a row per policy in one environment: lateness and bulk, the latter over `edca`'s."""
     most = runs["edca"].spread(BULK).mean
     shares = {policy: those.spread(BULK).mean / most if most > 0.0 else math.nan for policy, those in runs.items()}
     figures = ((VIOLATION, 1), ("reaction p99 ms", 1), (BULK, 1))

@@ -1,4 +1,4 @@
-"""Programs that know nothing of Coorp: their control beside their bulk, without and with `coorp up --protect`.
+"""Measures programs that know nothing of Coorp: their control beside their bulk, without and with `coorp up --protect`.
 
     cargo build --release -p coorp-cli --features zenoh
     cargo build --release --manifest-path studies/ros2/Cargo.toml
@@ -6,12 +6,12 @@
     sudo python studies/protect.py [--quick] [--markdown]
 
 Over `coorp emu`, on the channel of `examples/navigation.toml`. Every 33 ms, each of four robots sends the leader a
-request and gets a reply, beside bulk of programs that nobody here wrote (lib/peers.py):
+request and gets a reply, beside bulk of unmodified programs (lib/peers.py):
 
 - `ping`, marked EF and not, and datagrams marked EF, beside `iperf3` over TCP;
-- Cyclone DDS: poses beside images of 1 MB from the same participant, all as ROS 2 has them by default;
+- Cyclone DDS: poses beside images of 1 MB from the same participant, all with ROS 2's default settings;
 - the same from nodes of `ros2-client` (RustDDS), which Cyclone DDS takes and answers;
-- poses and images of nodes of hiroz, which speaks rmw_zenoh's protocol, with a service and parameters beside them. The
+- poses and images of nodes of hiroz, which speaks rmw_zenoh's protocol, and also a service and parameters. The
   protecting agents are the Zenoh routers;
 - datagrams of teleoperation, not marked, beside `rsync` of 1 GB;
 - datagrams of an MPC loop, not marked, beside `torch.distributed` with gloo: all five robots reduce gradients of 40 MB.
@@ -20,29 +20,30 @@ Each case runs
 
 - alone: without bulk, and without protection;
 - unprotected: beside bulk from all robots;
-- tc: unprotected, but with a stock shaper on each robot, HTB with priorities. Priorities alone do nothing, because the
-  queue is in the card. So each robot gets an equal part of 95 % of the bulk that the unprotected runs measured. A user
-  knows neither that rate nor how many robots send;
+- tc: unprotected, but with a stock shaper on each robot, HTB with priorities. Priorities have no effect without a rate,
+  because the queue is in the card. So each robot gets an equal part of 95 % of the bulk that the unprotected runs
+  measured. A user knows neither that rate nor the number of robots that send;
 - protected: unprotected, but with `coorp emu --protect`, which runs Coorp's agent on each robot. The team file has no
-  rules for it: what is control and what is bulk, the agent finds out.
+  rules: the agent finds out itself which traffic is control and which is bulk.
 
-'Over 33 ms' counts round trips that took longer or never finished. Bulk is what reaches programs while control is
-measured, in all cases. The goal: control's p99 within 5 ms of that without bulk, and 90 % of the bulk without
-protection. A goal that is missed is a finding, and the study succeeds. It fails if a run does. A run with which the
-emulator did not keep up does not count, and is repeated, three times at most. `--quick` has one short run of some,
-whose figures mean nothing.
+'Over 33 ms' counts round trips that took longer or never finished. In all cases, bulk is the bulk that reaches programs
+while control is measured. The goal: control's p99 within 5 ms of its p99 without bulk, and 90 % of the bulk without
+protection. A missed goal is a finding, and the study succeeds. It fails if a run fails. A run does not count if the
+emulator did not keep up, and is repeated, three times at most. `--quick` has one short run of some cases, whose figures
+mean nothing.
 
 **What it costs.** Two robots in network namespaces, joined by a veth: `ping`, marked EF, and `iperf3` over TCP, which a
-rule of the team file makes bulk. Without agents, with a forwarder in their place that decides nothing (lib/forward.c,
-the least that an agent costs which takes packets one by one), and with agents: the round trip's median; the agent's
-share of a core while it carries 200 Mbit/s; the highest rate. Packets pass the sender's agent alone, so with an agent
-on one robot a round trip has one way through it, and that counts. With agents on both, both wake up on the same two
-cores, which no two robots share. Over a veth, the sender's thread also does the receiver's work in the kernel, which
-counts as the agent's. The goals: 60 us more a way, 15 % of a core, 3 Gbit/s. The figures are noisy on a busy machine.
+rule of the team file makes bulk. The study runs without agents, with forwarders that decide nothing in their place
+(lib/forward.c, the minimum cost of an agent that takes packets one by one), and with agents. It measures the round
+trip's median; the agent's share of a core while it carries 200 Mbit/s; the highest rate. Packets pass only the sender's
+agent, so with an agent on one robot, one direction of a round trip goes through it, and that counts. With agents on
+both, both wake up on the same two cores, which no two real robots share. Over a veth, the sender's thread also does the
+receiver's work in the kernel, which counts as the agent's. The goals: at most 60 us more per direction, 15 % of a core,
+and at least 3 Gbit/s. The figures are noisy on a busy machine.
 
-If the `coorp` binary, root or TUN is missing, the study says so and succeeds. Whatever else is missing is skipped:
-`ping`, `iperf3`, `rsync`, a C compiler, the nodes of `ros2-client` and hiroz, Zenoh in `coorp`, the packages
-`cyclonedds` and `torch`, HTB or u32 of the kernel.
+If the `coorp` binary, root or TUN is missing, the study says so and succeeds. Cases are skipped if their requirements
+are missing: `ping`, `iperf3`, `rsync`, a C compiler, the nodes of `ros2-client` and hiroz, Zenoh in `coorp`, the
+packages `cyclonedds` and `torch`, HTB or u32 of the kernel.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ QUICK: dict[str, tuple[str, ...]] = {
 }
 ZENOH = "ros2-zenoh"
 SHARE = 0.95
-"""Of the bulk without protection: what robots may send if they are shaped, with its headers."""
+"""The rate of shaped robots, with headers, as a share of the bulk without protection."""
 SPAN_S, TIMES, TRIES = 30.0, 2, 5
-"""The length of a run; how many count, and how many are made at most."""
+"""The length of a run; the number of runs that count, and the maximum number of runs."""
 QUICK_SPAN_S = 1.0
 MORE_MS, BULK_SHARE = 5.0, 0.9
 PAIR = ("one", "two")
@@ -147,14 +148,14 @@ def main() -> int:
 
 
 def has_zenoh(program: Path) -> bool:
-    """Whether this `coorp` can be a Zenoh router."""
+    """Returns whether this `coorp` can be a Zenoh router."""
     said = subprocess.run([str(program), "doctor"], capture_output=True, text=True, check=False).stdout
     return "not built in" not in said
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What two robots measured."""
+    """The measurements of two robots."""
 
     one_us: float
     both_us: float
@@ -194,7 +195,7 @@ def costs(program: Path, *, quick: bool, markdown: bool) -> None:
         def protect(names: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             agent = [str(program), "up", str(team), "--protect", "--state", str(Path(folder) / "state")]
             with beside(lan, names, lambda name: [*agent[:-1], f"{agent[-1]}/{name}", "--robot", name]) as agents:
-                # Each says that it is up; then they need a leader.
+                # Each agent says that it is up; then they need a leader.
                 for each in agents:
                     assert each.stdout is not None
                     each.stdout.readline()
@@ -222,7 +223,7 @@ def costs(program: Path, *, quick: bool, markdown: bool) -> None:
 def at_one_and_both(
     lan: Lan, pings: int, span_s: int, run: Callable[[Sequence[str]], Iterator[subprocess.Popen[str]]]
 ) -> Cost:
-    """What a program costs that `run` has on the first robot alone for round trips, and then on both."""
+    """Measures a program's cost. `run` runs it first only on the first robot, for round trips, and then on both."""
     started = contextlib.contextmanager(run)
     with started(PAIR[:1]):
         one_us = round_trip_us(lan, pings)
@@ -247,7 +248,7 @@ def beside(
 
 
 def compiled(folder: Path) -> Path | None:
-    """The forwarder, if there is a compiler."""
+    """Compiles the forwarder, if there is a compiler."""
     if shutil.which("cc") is None:
         print("skipped: empty forwarders: a C compiler is missing")
         return None
@@ -258,7 +259,8 @@ def compiled(folder: Path) -> Path | None:
 
 
 def forwards(lan: Lan, name: str, own: str) -> None:
-    """Routes what a robot sends through its forwarder, as the agent does; all of it goes with the TUN but the rule."""
+    """Routes a robot's packets through its forwarder, as the agent does; all of this but the rule goes away with the
+    TUN."""
     network = f"{own.rsplit('.', 1)[0]}.0/24"
     for command in (
         f"until ip link set {FORWARDED} up txqueuelen 2000 2> /dev/null; do sleep 0.05; done",
@@ -270,7 +272,7 @@ def forwards(lan: Lan, name: str, own: str) -> None:
 
 
 def round_trip_us(lan: Lan, pings: int) -> float:
-    """The median of pings from the first robot to the other."""
+    """Returns the median of pings from the first robot to the other."""
     ping = lan.run(PAIR[0], "ping", "-n", "-Q", hex(TOS_EF), "-i", "0.01", "-c", str(pings), address(1))
     said, _ = ping.communicate()
     trips = [1e3 * float(took) for took in re.findall(r"time=([\d.]+) ms", said)]
@@ -278,7 +280,7 @@ def round_trip_us(lan: Lan, pings: int) -> float:
 
 
 def cost(lan: Lan, pings: int, span_s: int, agent: subprocess.Popen[str] | None) -> Cost:
-    """One robot pings the other, then sends at a steady rate, then as fast as it can."""
+    """Measures one robot that pings the other, then sends at a steady rate, then as fast as possible."""
     to, both_us = address(1), round_trip_us(lan, pings)
 
     def iperf3(*options: str) -> float:
@@ -311,7 +313,7 @@ def name(peer: Peer, way: str) -> str:
 
 
 def report(cases: dict[tuple[Peer, str], Runs], *, markdown: bool) -> None:
-    """The tables, and the goals."""
+    """Prints the tables and the goals."""
     rows = []
     for (peer, way), runs in cases.items():
         figures = (("p50", 1), ("p99", 1), ("over", 1), ("lost", 1), ("mbps", 1))

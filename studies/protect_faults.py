@@ -1,4 +1,5 @@
-"""Agents that protect unchanged programs, under faults: whether a stream loses a byte, or a machine stays changed.
+"""Tests agents that protect unchanged programs, under faults: that no stream loses a byte, and no machine stays
+changed.
 
     cargo build --release -p coorp-cli
     sudo python studies/protect_faults.py [--runs 200] [--seed 1] [--quick] [--markdown]
@@ -8,22 +9,22 @@ programs (lib/streams.py) send over TCP in both directions, and check every byte
 control by a rule and by its period. Some streams begin before the agents, some while they run, and some after one was
 killed. Requests by UDP may get lost, and are counted.
 
-Each run has faults drawn from its seed, for some three seconds. Of agents, the leader's included: `kill -9`, an orderly
-end, a stop of up to two seconds. Of cards: down, unplugged, without its address, with a shorter MTU. In every fourth
-run a robot dies: its agent and its programs, with its card unplugged at first in half of them.
+Each run has faults drawn from its seed, for some three seconds. Faults of agents, including the leader's: `kill -9`, an
+orderly end, a stop of up to two seconds. Faults of cards: down, unplugged, without its address, with a shorter MTU. In
+one of four runs a robot dies: its agent and its programs, in half of these runs after its card was unplugged.
 
 A run fails if
 
-- a byte is not what was sent. What came from a robot that died must be a prefix;
-- a stream breaks after its first byte whose robots both live, or is not at its end, confirmed by both hashes, 10 s
-  after the last fault. One that is reset before is opened again, and counted: a robot that loses its address forgets
-  half-open connections;
-- an agent ends by itself, does not carry packets again after the faults, or does not end when told;
-- `ip rule`, `ip route show table all`, `ip link` or `rp_filter` are not as before, to the byte. What was killed leaves
-  its two rules, which the next start has to clear, and a loose `rp_filter`, which stays.
+- a byte differs from the sent one. The bytes from a robot that died must be a prefix;
+- a stream between two living robots breaks after its first byte, or has not reached its end, confirmed by both hashes,
+  10 s after the last fault. A stream that is reset before its first byte is opened again, and counted: a robot that
+  loses its address forgets half-open connections;
+- an agent ends by itself, does not carry packets again after the faults, or does not end on request;
+- `ip rule`, `ip route show table all`, `ip link` or `rp_filter` are not as before, to the byte. A killed agent leaves
+  its two rules, which the next start must clear, and a loose `rp_filter`, which stays.
 
 In half of the runs the streams end after the agents, in the others before. A run that fails is printed with the command
-that repeats it: its plan is the same, its timing only nearly. `--quick` has two runs.
+that repeats it, with the same plan and nearly the same timing. `--quick` has two runs.
 
 Needs root, TUN and `tc` with `tbf`, and says so without.
 """
@@ -56,7 +57,7 @@ from lib.table import number, percent, show
 ROBOTS = ("one", "two", "three")
 PROGRAMS = REPOSITORY / "studies" / "lib" / "streams.py"
 KINDS = {"bulk": 9_000, "backlog": 9_100, "control": 9_200, "periodic": 9_300}
-"""What a stream is to be taken for, by a rule or by itself, and its first port."""
+"""The kinds of streams, by a rule or by their traffic, with their first ports."""
 RULES = """
 [[protect]]
 as = "bulk"
@@ -69,15 +70,15 @@ SHAPE = ("tbf", "rate", "50mbit", "burst", "32k", "limit", "300k")
 MTU = 1_500
 RUNS, QUICK_RUNS = 200, 2
 UP_S = (0.3, 0.6)
-"""When agents start."""
+"""The span in which agents start."""
 WHILE_S, FAULTS_S, LAST_S = 1.2, 1.4, 3.2
-"""When streams begin that begin with agents; when faults begin, and when the last one does."""
+"""The time until which streams begin while agents run; the beginning of faults, and of the last one."""
 GO_ON_MAX_S = 10.0
 END_MAX_S = 5.0
 CALM_S = 0.5
 LOG_LINES = 25
 CARD = {"down": "up", "unplug": "plug", "unset": "set", "shorten": "lengthen"}
-"""What is done to cards, and what ends it."""
+"""Faults of cards, and the actions that end them."""
 FAULTS = ("kill", "end", "stop", *CARD, "die")
 LEFT = re.compile(r"^519[01]:.*\n", re.MULTILINE)
 """The rules of an agent that was killed."""
@@ -93,7 +94,7 @@ PASSED = re.compile(r"is (bulk|control): (.*)")
 
 @dataclass(frozen=True)
 class Step:
-    """What is done to a robot, and when."""
+    """An action on a robot, and its time."""
 
     at_s: float
     robot: str
@@ -107,7 +108,7 @@ class Plan:
 
     seed: int
     streams: dict[str, tuple[Stream, float]] = field(default_factory=dict)
-    """By name, each with its beginning."""
+    """The streams by name, each with its beginning."""
     steps: list[Step] = field(default_factory=list)
     dies: str | None = None
     agents_end_first: bool = False
@@ -153,7 +154,7 @@ class Plan:
         self.steps.append(Step(at_s, robot, do, value))
 
     def start_again(self, draw: random.Random, at_s: float, robot: str) -> float:
-        """Sometimes; returns when the agent is free for another fault."""
+        """Starts the agent again, in most cases. Returns the time at which the agent is free for another fault."""
         if draw.random() < 0.3:
             return float("inf")
         at_s += draw.uniform(0.05, 1.0)
@@ -204,7 +205,7 @@ class Robot:
         self.command += ["--state", str(folder / name)]
         self.agent: subprocess.Popen[str] | None = None
         self.is_wanted = self.was_killed = self.is_loose = self.is_dead = False
-        # The card has no address; it had none at some time since the agent's start.
+        # Whether the card has no address, and whether it had none at some time since the agent's start.
         self.is_bare = self.was_bare = False
         self.carried = self.leaders_killed = 0
         self.programs: subprocess.Popen[str] | None = None
@@ -215,7 +216,7 @@ class Robot:
     def prepare(self, streams: Path) -> None:
         for setting in ("all.rp_filter=0", "eth0.rp_filter=1"):
             self.write("ipv4", setting)
-        # The kernel's own address is there at once, also after the card was down.
+        # Then the kernel's own address is there at once, even after the card was down.
         for setting in ("eth0.accept_dad=0", "eth0.dad_transmits=0"):
             self.write("ipv6", setting)
         self.do(Step(0.0, self.name, "down"))
@@ -243,7 +244,7 @@ class Robot:
         return subprocess.run(inside, capture_output=True, text=True, check=True).stdout
 
     def seen(self) -> str:
-        """What an agent may change."""
+        """Returns the state that an agent may change."""
         return self.run("sh", "-c", SEEN)
 
     def start(self) -> None:
@@ -260,16 +261,16 @@ class Robot:
         return self.log.read_text().rstrip().rpartition("\n")[2]
 
     def is_up(self) -> bool:
-        """Whether the agent that was started last has said that it is."""
+        """Returns whether the newest agent has said that it is up."""
         self.look()
         return self.said_up() > self.ups
 
     def is_refused(self) -> bool:
-        """Whether the agent that was started last could not be up, for want of an address."""
+        """Returns whether the newest agent could not come up because it had no address."""
         return self.was_bare and self.said_up() == self.ups
 
     def count(self) -> int:
-        """The packets that this agent has taken from programs."""
+        """Returns the number of packets that this agent has taken from programs."""
         if self.agent is None or self.agent.poll() is not None:
             return 0
         with contextlib.suppress(OSError):
@@ -280,7 +281,7 @@ class Robot:
         return 0
 
     def look(self) -> None:
-        """Starts an agent again that found its card without an address; any other end is a problem."""
+        """Restarts an agent that found its card without an address; any other end is a problem."""
         if self.agent is None or not self.is_wanted or self.agent.poll() is None:
             return
         if self.is_refused():
@@ -311,7 +312,7 @@ class Robot:
             self.was_killed = self.is_loose = True
 
     def do(self, step: Step) -> None:
-        """Does what a plan says."""
+        """Does a step of the plan."""
         hub, own = self.lan.names[HUB], address(self.place)
         match step.do:
             case "start":
@@ -348,11 +349,11 @@ class Robot:
                 self.is_dead = True
 
     def route(self) -> None:
-        """The route that the kernel does not put back by itself."""
+        """Restores the route that the kernel does not restore itself."""
         ip("-n", self.inside, "route", "replace", "224.0.0.0/4", "dev", "eth0")
 
     def settle(self) -> None:
-        """Ends the agent, and checks what it has left behind."""
+        """Ends the agent, and checks that it has left nothing behind."""
         if self.was_killed:
             self.compare("a kill", left=True)
             self.start()
@@ -375,7 +376,7 @@ class Robot:
 
 
 def soon(holds: Callable[[], bool], within_s: float) -> bool:
-    """Whether something holds within a time."""
+    """Waits until a condition holds. Returns False if it does not within this time."""
     until_s = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > until_s:
@@ -386,7 +387,7 @@ def soon(holds: Callable[[], bool], within_s: float) -> bool:
 
 @dataclass
 class Found:
-    """What a run has shown."""
+    """The findings of a run."""
 
     problems: list[str] = field(default_factory=list)
     faults: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -411,7 +412,7 @@ class Found:
 
 
 def run(plan: Plan, folder: Path, program: Path) -> Found:
-    """One run."""
+    """Makes one run."""
     began_s, found = time.monotonic(), Found()
     with Lan(list(ROBOTS)) as lan, contextlib.ExitStack() as ends:
         robots = {name: Robot(lan, name, folder, program) for name in ROBOTS}
@@ -443,7 +444,7 @@ def living(robots: dict[str, Robot]) -> list[subprocess.Popen[str]]:
 
 
 def carry_out(plan: Plan, robots: dict[str, Robot], found: Found) -> float:
-    """The plan's beginnings and faults; returns when the last one was over."""
+    """Carries out the plan's beginnings and faults. Returns the time at which the last one was over."""
     todo: list[tuple[float, Step | Stream]] = [(step.at_s, step) for step in plan.steps]
     todo += [(at_s, stream) for stream, at_s in plan.streams.values()]
     began_s = last_s = time.monotonic()
@@ -461,7 +462,7 @@ def carry_out(plan: Plan, robots: dict[str, Robot], found: Found) -> float:
 
 
 def conclude(plan: Plan, robots: dict[str, Robot], found: Found, last_s: float) -> None:
-    """All goes on, and ends as it should."""
+    """Checks that everything continues, and ends properly."""
     for programs in living(robots):
         tell(programs, "mark")
     for robot in robots.values():
@@ -473,7 +474,7 @@ def conclude(plan: Plan, robots: dict[str, Robot], found: Found, last_s: float) 
         before = robot.count()
         # A robot without programs has nothing to carry.
         if robot.is_wanted and not robot.is_dead and not soon(lambda robot=robot, n=before: robot.count() > n, 2.0):
-            found.problems.append(f"{robot.name}'s agent runs, and does not carry what programs send")
+            found.problems.append(f"{robot.name}'s agent runs, but does not carry programs' packets")
     if plan.agents_end_first:
         each(robots, lambda robot: robot.leave(signal.SIGTERM))
         time.sleep(CALM_S)
@@ -483,7 +484,7 @@ def conclude(plan: Plan, robots: dict[str, Robot], found: Found, last_s: float) 
 
 
 def finish(plan: Plan, robots: dict[str, Robot]) -> dict[str, Any]:
-    """Has all streams end; returns the last reports, by robot and stream."""
+    """Makes all streams end. Returns the last reports, by robot and stream."""
     until_s = time.monotonic() + GO_ON_MAX_S
     for programs in living(robots):
         tell(programs, "finish")
@@ -505,7 +506,7 @@ def finish(plan: Plan, robots: dict[str, Robot]) -> dict[str, Any]:
 
 
 def judge(plan: Plan, reports: dict[str, Any], found: Found) -> None:
-    """Compares what the ends of each stream say."""
+    """Compares the reports of each stream's ends."""
     for stream, _ in plan.streams.values():
         both = (stream.opener, stream.answerer)
         sides = {robot: reports[robot]["streams"].get(stream.name) or {} for robot in both if robot in reports}
@@ -536,7 +537,7 @@ def judge(plan: Plan, reports: dict[str, Any], found: Found) -> None:
 
 
 def report(found: Found, runs: int, *, markdown: bool) -> None:
-    """The tables."""
+    """Prints the tables."""
     print(f"{runs} runs of {statistics.fmean(found.took_s):.1f} s (at most {max(found.took_s):.1f} s).\n")
     rows = [[name, f"{found.faults[name]:,}"] for name in FAULTS]
     show(["fault", "times"], rows, markdown=markdown)
@@ -559,7 +560,7 @@ def report(found: Found, runs: int, *, markdown: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"how many runs (default: {RUNS})")
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"number of runs (default: {RUNS})")
     parser.add_argument("--seed", type=int, default=1, help="the first run's seed; each run has the next one")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
@@ -603,7 +604,7 @@ def main() -> int:
 
 
 def impossible() -> str | None:
-    """Why a card cannot be shaped or protected."""
+    """Returns why a card cannot be shaped or protected, if so."""
     if not Path("/dev/net/tun").exists():
         return "the agents need /dev/net/tun"
     try:

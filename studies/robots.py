@@ -1,10 +1,10 @@
-"""How many robots one channel carries: 10 to 50, with messages of 1 KiB and TCP bulk from all.
+"""Measures how many robots one channel carries: 10 to 50, with messages of 1 KiB and TCP bulk from all.
 
     cargo build --release -p coorp-cli
     python studies/robots.py [--quick] [--markdown]
 
 Once per period, each robot except the leader sends the leader a report of 1 KiB and gets a command of 1 KiB. Each also
-has a saturated TCP flow to the leader. The air and the card are those of examples/navigation.toml. Rates are 10 Hz with
+has a saturated TCP flow to the leader. The air and the card are as in examples/navigation.toml. Rates are 10 Hz with
 a bound of 50 ms, and 30 Hz with a bound of 33 ms; policies are `mpc-only`, `edca` and `coorp`.
 
 A policy's limit is the largest size up to which, at every size shown, at most 5 % of loops are late. `coorp` also has a
@@ -46,7 +46,7 @@ class Size:
     results: dict[str, Result]
 
     def late(self, policy: str) -> float:
-        """Share of late loops; 1 if no loop ended."""
+        """Returns the share of late loops; 1 if no loop ended."""
         return self.results[policy].violation if self.results[policy].loops else 1.0
 
     def mbps(self, policy: str) -> float:
@@ -88,7 +88,7 @@ TITLES = [
 
 
 def team(robots: int, rate_hz: int, bound_ms: int) -> Team:
-    """The leader and `robots` - 1 identical other robots."""
+    """Returns a team of the leader and `robots` - 1 identical other robots."""
     text = (
         '[air]\nstandard = "802.11ac"\nwidth_mhz = 80\nstreams = 2\nmcs = 5\nrts_cts = true\nwnic = "mt7612u"\n\n'
         f'[control]\nrate_hz = {rate_hz}\nbound = "{bound_ms}ms"\nperception = "1KiB"\ncommand = "1KiB"\n'
@@ -102,7 +102,7 @@ def team(robots: int, rate_hz: int, bound_ms: int) -> Team:
 
 
 def most(sizes: list[Size], good: Iterable[bool]) -> str:
-    """The largest size up to which all sizes are good."""
+    """Returns the largest size up to which all sizes are good."""
     upto = [size.robots for size, _ in itertools.takewhile(lambda pair: pair[1], zip(sizes, good, strict=True))]
     return str(upto[-1]) if upto else f"below {sizes[0].robots}"
 

@@ -1,15 +1,15 @@
-"""Two teams of twelve robots with different keys, on one LAN, started together: how soon they are up, and whether they
-leave each other alone.
+"""Starts two teams of twelve robots with different keys together on one LAN: measures how soon they are up, and checks
+that they leave each other alone.
 
     sudo python studies/teams.py [--quick] [--markdown]
 
 24 processes, each in its own network namespace, all on one bridge. No robot has `addresses`, so they find each other by
-multicast. The processes load first, and open their nodes at once. A robot is up when it sees its whole team and a
-leader. After that, a packet socket on the bridge counts the unicast frames within the teams and between them (ARP
-aside), for 10 s (60 s without `--quick`).
+multicast. The processes load first, and then open their nodes at the same time. A robot is up when it sees its whole
+team and a leader. After that, a packet socket on the bridge counts the unicast frames within the teams and between them
+(ARP aside), for 10 s (60 s without `--quick`).
 
 Needs root for the namespaces, and says so without. Exits with 1 if a team is not up 5 s after the last start, or if
-then there is a frame between the teams, a refusal, or a robot with more descriptors than before.
+afterwards there is a frame between the teams, a refusal, or a robot with more descriptors than before.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ QUICK_S = 10.0
 FULL_S = 60.0
 UP_MAX_S = 5.0
 GIVE_UP_S = 60.0
-"""How long a robot waits for its team."""
+"""Time for which a robot waits for its team."""
 POLL_S = 0.05
 DESCRIPTORS_MORE = 2
-"""How many more descriptors a robot may have at the end: a link that is replaced."""
+"""Maximum number of additional descriptors of a robot at the end, for a link that is replaced."""
 ARP = b"\x08\x06"
 
 
 def be_robot(name: str, folder: Path) -> None:
-    """A robot's program. It says when it has loaded; then it answers commands, a line each."""
+    """Runs a robot's program, which says when it has loaded, and then answers commands, one per line."""
     import coorp
 
     print(json.dumps("loaded"), flush=True)
@@ -84,7 +84,7 @@ def count_frames() -> None:
     while True:
         frame, (_, _, kind, _, _) = listener.recvfrom(64)
         to, sender = teams.get(frame[:6]), teams.get(frame[6:12])
-        # A frame is seen where it comes in, and again where it goes out.
+        # A frame is seen when it comes in, and again when it goes out.
         if kind == socket.PACKET_OUTGOING or to is None or sender is None or frame[12:14] == ARP:
             continue
         if to == sender:
@@ -94,7 +94,7 @@ def count_frames() -> None:
 
 
 def measure(folder: Path, program: Path, span_s: float) -> tuple[list[list[str]], list[str]]:
-    """The rows of the table, and what is wrong."""
+    """Returns the rows of the table, and the problems."""
     places = [(team, name) for team in TEAMS for name in ROBOTS]
     with Lan([f"{team} {name}" for team, name in places]) as lan:
         command = [sys.executable, str(Path(__file__).resolve()), "--count"]

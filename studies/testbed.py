@@ -1,4 +1,4 @@
-"""The papers' testbed, published and simulated: violation, bulk, time per epoch, low rates.
+"""Compares the papers' testbed as published and simulated: violation, bulk, time per epoch, low rates.
 
     cargo build --release -p coorp-cli
     python studies/testbed.py [--quick] [--markdown]
@@ -7,12 +7,12 @@ Published: Deng 2022, section VI, and its draft for 'mpc-only'. Three figures ar
 how): the violations of `mpc-only` and `edca`, the bulk of `bulk-only`. All others are predictions, and the table is
 about their errors.
 
-'one low' and 'all low' are interpreted as follows: the published 148.1 Mbit/s is what equal time slices give,
-(3 x 192 + 20) / 4, so every robot always had something to send. Here too, a saturated TCP uplink from each of the four
-robots replaces learning; the control loop stays. A low robot sends at MCS 0 on one stream.
+'one low' and 'all low' are interpreted as follows: equal time slices give the published 148.1 Mbit/s, (3 x 192 + 20) /
+4, so every robot always had something to send. Here too, a saturated TCP uplink from each of the four robots replaces
+learning; the control loop stays. A low robot sends at MCS 0 on one stream.
 
-All published policies ran on the papers' patched driver and have its completion hook here. `coorp` sees what a stock
-kernel shows.
+All published policies ran on the papers' patched driver and have its completion hook here. `coorp` has only the
+information of a stock kernel.
 
 If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if a calibrated figure has moved away
 from its published value, or if an order that the papers report and the simulator showed so far is lost.
@@ -51,7 +51,8 @@ LOW_MBPS = {("one low", "edca"): 99.8, ("one low", "coorp-paper"): 148.1, ("all 
 LOW_MBPS[("all low", "coorp-paper")] = 16.3
 ROBOTS = ("robot-1", "robot-2", "robot-3", "robot-4")
 ORDER = (("coorp", "schedwifi"), ("schedwifi", "coorp-paper"), ("coorp-paper", "edca+local"), ("edca+local", "edca"))
-"""Which policy violates the bound less often than which: published, except for `coorp`, and simulated so far."""
+"""Pairs of policies, of which the first violates the bound less often: published, except for `coorp`, and simulated so
+far."""
 VIOLATION_MOVED = 0.02
 """Tolerance of a calibrated violation, as a share."""
 BULK_MOVED = 0.08
@@ -88,7 +89,7 @@ class Line:
 
     @property
     def error(self) -> float:
-        """Violation: difference, as a share. Others: relative."""
+        """Violation: the difference, as a share. Others: the relative error."""
         if self.figure == "violation":
             return self.found.mean - self.published
         return self.found.mean / self.published - 1.0
@@ -99,14 +100,14 @@ def navigation() -> Team:
 
 
 def with_sync(team: Team, sync: str) -> Team:
-    """The team under another paradigm; SSP's staleness is 1, as in the paper and by default."""
+    """Returns the team under another paradigm; SSP's staleness is 1, as in the paper and by default."""
     return (
         team if sync == "BSP" else Team(f"navigation-{sync}", replaced(team.text, 'sync = "BSP"', f'sync = "{sync}"'))
     )
 
 
 def low(team: Team, name: str, slow: tuple[str, ...]) -> Team:
-    """Saturated uplinks instead of learning, and these robots at the lowest rate."""
+    """Returns the team with saturated uplinks instead of learning, and these robots at the lowest rate."""
     text = without_table(team.text, "learning")
     for robot in slow:
         text = replaced(text, f'name = "{robot}"\n', f'name = "{robot}"\nmcs = 0\nstreams = 1\n')
@@ -136,7 +137,7 @@ class Testbed:
         )
 
     def relative(self, team: Team, policy: str, of: Callable[[Result], float]) -> Spread:
-        """A figure relative to `edca` with the same seed."""
+        """Returns a figure relative to `edca` with the same seed."""
         values: list[float] = []
         for seed in self._effort.seeds:
             own, base = (Job(on_testbed(team, p), p, seed, self._effort.duration_s) for p in (policy, "edca"))
@@ -201,7 +202,7 @@ def print_lines(title: str, unit: str, lines: list[Line], *, markdown: bool) -> 
 
 
 def failures(lines: list[Line]) -> list[str]:
-    """Failures: a calibration that has drifted, or a published order that is lost."""
+    """Returns the failures: a calibration that has drifted, or a published order that is lost."""
     found = {(line.figure, line.policy): line for line in lines}
     texts: list[str] = []
     for key in sorted(CALIBRATED):

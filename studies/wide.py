@@ -1,4 +1,4 @@
-"""Whether `coorp` reaches its goal, and does no harm, on random teams as varied as those of users.
+"""Checks whether `coorp` reaches its goal, and does no harm, on random teams as varied as users' teams.
 
     cargo build --release -p coorp-cli
     python studies/wide.py [--first SEED] [--teams 60] [--duration 30s] [--quick] [--markdown]
@@ -53,7 +53,7 @@ class Score:
     late: float
     bulk_mbps: float
     loops: float
-    """Control loops that ended."""
+    """Number of control loops that ended."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Case:
         return self.scores["coorp"].late - self.scores[self.measure].late
 
     def bulk(self, policy: str) -> float:
-        """Relative to that of `edca`."""
+        """Returns the bulk relative to `edca`'s."""
         edca = self.scores["edca"].bulk_mbps
         return self.scores[policy].bulk_mbps / edca if edca > 0.0 else math.nan
 
@@ -124,7 +124,7 @@ TITLES = ["team", *(f"late {policy}" for policy in POLICIES), "loops", "bulk edc
 
 
 def score(result: Result) -> Score:
-    """The figures of a run. If no loop ended, all are late."""
+    """Returns the figures of a run. If no loop ended, all are late."""
     if not result.airtime:
         return Score(math.nan, math.nan, math.nan)
     bulk_mbps = 0.0 if math.isnan(result.bulk_mbps) else result.bulk_mbps
@@ -136,7 +136,7 @@ def score(result: Result) -> Score:
 
 
 def malformed(case: Case, results: dict[str, Result]) -> list[str]:
-    """Results of the draw that are impossible under any policy."""
+    """Returns the results of the draw that are impossible under any policy."""
     found: list[str] = []
     for policy, result in results.items():
         if not result.airtime:
@@ -157,7 +157,7 @@ def malformed(case: Case, results: dict[str, Result]) -> list[str]:
 
 
 def run(simulator: Simulator, drawn: Drawn, duration_s: float) -> tuple[Case, list[str]]:
-    """Runs one draw under all policies; also returns what is malformed in the results."""
+    """Runs one draw under all policies; also returns the malformed results."""
     jobs = {policy: Job(drawn.team, policy, 1, duration_s) for policy in POLICIES}
     found = simulator.run(jobs.values())
     results = {policy: found[job] for policy, job in jobs.items()}

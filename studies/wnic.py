@@ -1,20 +1,20 @@
-"""The papers' testbed with other values for the undocumented properties of its WNIC.
+"""Simulates the papers' testbed with other values for the undocumented properties of its WNIC.
 
     cargo build --release -p coorp-cli
     python studies/wnic.py [--quick] [--markdown]
 
-The WNIC's queue, its commit stage and its driver's notion of completion determine much of the published result, and no
-source gives them all (profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So
+The WNIC's queue, its commit stage and its driver's definition of completion determine much of the published result, and
+no source gives them all (profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So
 examples/navigation.toml runs over the whole plausible range: frames in the commit stage, completion on transfer or on
 the air, frames in the queue, AC_VO with and without aggregation, narrow and wide spread of the inference, and a WNIC
-without a commit stage. The inference's median is fitted for each setting, so that `mpc-only` stays at its published
-3.0 %.
+without a commit stage. The inference's median is fitted for each setting, so that `mpc-only` stays at its published 3.0
+%.
 
-All published policies ran on the papers' patched driver and have its completion hook here. `coorp` sees what a stock
-kernel shows.
+All published policies ran on the papers' patched driver and have its completion hook here. `coorp` has only the
+information of a stock kernel.
 
 The first table gives each policy's range, the second changes one calibrated value at a time, the third has the means
-over all settings that share a value. The last gives for each conclusion the number of settings at which it holds, and
+over all settings that share a value. The last gives for each conclusion the number of settings at which it holds, split
 by value if it does not hold at all of them.
 
 If the `coorp` binary is missing, the study says so and succeeds. It exits with 1 if `coorp` is not better than `edca`
@@ -46,7 +46,7 @@ MEDIAN_STEP_MS = 0.02
 MEDIAN_RUN_S = 600.0
 
 Results = dict[str, Result]
-"""By policy."""
+"""Results by policy."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Setting:
     """One value of each property."""
 
     commit_frames: int | None
-    """None: the ideal WNIC."""
+    """Frames in the commit stage; None for the ideal WNIC."""
     on_transfer: bool
     queue_frames: int
     aggregated: bool
     spread: float
 
     def axes(self) -> dict[str, str]:
-        """Its value on each axis, for the tables."""
+        """Returns the value on each axis, for the tables."""
         if self.commit_frames is None:
             return {
                 "commit frames": "ideal",
@@ -84,7 +84,7 @@ class Setting:
 
 
 def _calibrated() -> Setting:
-    """The values of the example and the profile."""
+    """Returns the values of the example and the profile."""
     profile = tomllib.loads(PROFILE.read_text())
     navigation = tomllib.loads(NAVIGATION.read_text())
     return Setting(
@@ -151,7 +151,7 @@ class Range:
         return Team(f"{setting.name}-{median_ms:.3f}", text)
 
     def median(self, setting: Setting) -> float:
-        """The inference's median at which `mpc-only` violates the bound as often as published, by bisection."""
+        """Returns the inference's median at which `mpc-only` violates the bound as often as published, by bisection."""
         key = (setting.aggregated, setting.spread, setting.commit_frames is None)
         if key not in self.median_ms:
             low, high = MEDIAN_MS
@@ -221,7 +221,7 @@ def print_ranges(found: dict[Setting, Results], *, markdown: bool) -> None:
 
 
 def print_neighbours(found: dict[Setting, Results], *, markdown: bool) -> None:
-    """One value changed at a time."""
+    """Prints results with one value changed at a time."""
     base = CALIBRATED
     changed = {
         "as calibrated": base,
@@ -244,7 +244,7 @@ def print_neighbours(found: dict[Setting, Results], *, markdown: bool) -> None:
 
 
 def print_axes(found: dict[Setting, Results], *, markdown: bool) -> None:
-    """Means over all settings that share one value."""
+    """Prints means over all settings that share one value."""
     shown = [policy for policy in POLICIES if policy not in ("mpc-only", "bulk-only")]
     rows: list[list[str]] = []
     for axis in CALIBRATED.axes():
@@ -263,7 +263,7 @@ def print_axes(found: dict[Setting, Results], *, markdown: bool) -> None:
 
 
 def _where(found: dict[Setting, Results], holds: Callable[[Results], bool]) -> list[str]:
-    """For each axis that matters to a conclusion: the number of settings at which it holds, by value."""
+    """Returns, for each axis that matters to a conclusion, the number of settings at which it holds, by value."""
     lines: list[str] = []
     for axis in CALIBRATED.axes():
         counts: dict[str, list[bool]] = {}

@@ -1,1 +1,1 @@
-"""Whether messages are handled in an order that depends on their inputs alone, with peers in the same run."""
+"""Tests whether messages are handled in an order that depends only on their inputs, with peers in the same run."""

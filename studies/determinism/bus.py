@@ -1,4 +1,4 @@
-"""What the nodes need of a middleware."""
+"""The interface of a middleware to the nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 COCKPIT, RELAY, DOOR = "cockpit", "relay", "door"
 WRITES = {COCKPIT: ("disarm", "asked"), RELAY: ("open",), DOOR: ()}
 READS = {COCKPIT: (), RELAY: ("asked",), DOOR: ("disarm", "open")}
-"""The topics of each role. The door lists `disarm` first, which is the order in its favour."""
+"""The topics of each role. The door lists `disarm` first, the order in its favour."""
 
 
 class Bus(ABC):

@@ -1,7 +1,8 @@
-"""One node of the scenario over the middleware of others: `python -m determinism.node MODULE ROLE FOLDER N PERIOD`.
+"""One node of the scenario over another middleware: `python -m determinism.node MODULE ROLE FOLDER N PERIOD`.
 
-The door prints `ready` when it has heard from both others, and at the end what it has handled. The cockpit waits for a
-line on its standard input before it begins. Until then it sends the number 0. The study ends the processes.
+The door prints `ready` when it has heard from both other nodes, and at the end the messages that it has handled. The
+cockpit waits for a line on its standard input before it begins. Until then it sends the number 0. The study ends the
+processes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from determinism.bus import COCKPIT, DOOR, RELAY, Bus
 HELLO_S = 0.1
 PR_SET_PDEATHSIG = 1
 QUIET_S = 2.0
-"""After so long without a message, the rest is missing."""
+"""After this time without a message, the rest is missing."""
 
 
 def lead(bus: Bus, rounds: int, period_s: float) -> None:
-    """Node A."""
+    """Runs node A."""
     while not select.select([sys.stdin], [], [], HELLO_S)[0]:
         bus.send("disarm", 0)
         bus.send("asked", 0)
@@ -37,7 +38,7 @@ def lead(bus: Bus, rounds: int, period_s: float) -> None:
 
 
 def forward(bus: Bus) -> None:
-    """Node B."""
+    """Runs node B."""
     bus.receive(lambda _, number: bus.send("open", number))
 
 
@@ -53,7 +54,7 @@ class Door:
         self._at = time.monotonic()
 
     def handle(self, topic: str, number: int) -> None:
-        """Handles a message, one at a time as a callback of ROS 2."""
+        """Handles messages one at a time, like a callback of ROS 2."""
         with self._lock:
             self._at = time.monotonic()
             if number == 0:
@@ -83,7 +84,7 @@ class Door:
 
 
 def main() -> None:
-    """Plays one part, and ends with the study."""
+    """Runs one node, which ends with the study."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     module, role, folder, rounds, period_s = sys.argv[1:6]
     bus: Bus = importlib.import_module(f"determinism.peers.{module}").open_bus(role, folder)

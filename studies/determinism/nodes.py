@@ -19,12 +19,12 @@ from determinism.bus import COCKPIT, DOOR, RELAY
 
 STUDIES = Path(__file__).resolve().parents[1]
 START_S = 30.0
-"""How long three nodes may take to start and to find one another."""
+"""Maximum time for three nodes to start and to find one another."""
 SPARE_S = 60.0
-"""How much longer than its rounds a run may take, and how many times as long."""
+"""Maximum duration of a run: this time, plus this factor times the duration of its rounds."""
 SPARE_FACTOR = 20.0
 STRESS = "import ctypes\nctypes.CDLL(None).prctl(1, 9)\nwhile True: pass"
-"""What one stressing process does. It ends with its parent."""
+"""The program of one stressing process. It ends with its parent."""
 STRESSES = 2
 
 
@@ -34,28 +34,28 @@ class RunFailedError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """What one run gave."""
+    """The figures of one run."""
 
     rounds: int
     early: int
     """Doors opened before they were disarmed."""
     missing: int
-    """Messages that the door has never handled."""
+    """Messages that the door never handled."""
     violations: int | None
-    """Messages that were reported to have come too late; none if a system has no such report."""
+    """Messages that were reported as late; None if a system has no such report."""
     silent: int
     """Messages that were handled wrongly without a report."""
     took_s: float
 
     @property
     def wrong(self) -> int:
-        """Either kind of error."""
+        """The number of errors of both kinds."""
         return self.early + self.missing
 
 
 @contextlib.contextmanager
 def stress(wanted: bool) -> Iterator[None]:
-    """Keeps the cores busy meanwhile."""
+    """Keeps the cores busy during the block, if wanted."""
     busy = [subprocess.Popen([sys.executable, "-c", STRESS]) for _ in range(STRESSES if wanted else 0)]
     try:
         yield
@@ -66,7 +66,7 @@ def stress(wanted: bool) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """For all processes of the study."""
+    """Returns the environment variables for all processes of the study."""
     return {**os.environ, "PYTHONPATH": str(STUDIES)}
 
 
@@ -85,24 +85,24 @@ def coorp(module: str, *options: str, limit_s: float) -> dict[str, Any]:
 
 
 def scenario(rounds: int, period_s: float, *options: str) -> Found:
-    """The scenario as a program of reactors."""
+    """Runs the scenario as a program of reactors."""
     told = ["--rounds", str(rounds), "--period", f"{period_s * 1e6:.0f}us", *options]
     said = coorp("scenario", *told, limit_s=SPARE_S + SPARE_FACTOR * rounds * period_s)
     reported: dict[str, int] = said["violations"]
     asked, opened = reported.get("relay.asked", 0), reported.get("door.open", 0)
     disarms, opens = rounds - said["disarms"], rounds - said["opens"]
-    # What was not handled came too late, here or at the relay; and a door that opens early misses its disarm.
+    # Messages that were not handled came too late, here or at the relay; and a door that opens early misses its disarm.
     silent = abs(disarms - reported.get("door.disarm", 0)) + abs(opens - asked - opened)
     silent += max(0, said["early"] - reported.get("door.disarm", 0))
     return Found(rounds, said["early"], disarms + opens, sum(reported.values()), silent, said["took_s"])
 
 
 def peer(module: str, python: str, rounds: int, period_s: float) -> Found:
-    """The scenario over the middleware of others."""
+    """Runs the scenario over another middleware."""
     limit_s = SPARE_S + SPARE_FACTOR * rounds * period_s
     with tempfile.TemporaryDirectory(prefix="coorp-order-") as folder, contextlib.ExitStack() as ends:
         nodes: dict[str, subprocess.Popen[str]] = {}
-        # A node connects to those that are there.
+        # A node connects to the nodes that are already there.
         for role in (COCKPIT, RELAY, DOOR):
             command = [python, "-m", "determinism.node", module, role, folder, str(rounds), str(period_s)]
             errors = ends.enter_context(open(f"{folder}/{role}.log", "w"))
@@ -135,7 +135,7 @@ def peer(module: str, python: str, rounds: int, period_s: float) -> Found:
 
 
 def line(process: subprocess.Popen[str], limit_s: float) -> str:
-    """The next line that a process prints, empty if there is none in time."""
+    """Returns the next line that a process prints, empty if there is none in time."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], limit_s)[0]:
         return ""
@@ -143,5 +143,5 @@ def line(process: subprocess.Popen[str], limit_s: float) -> str:
 
 
 def tail(folder: str) -> str:
-    """What the nodes said last."""
+    """Returns the last output of the nodes."""
     return "\n".join(text for path in Path(folder).glob("*.log") if (text := path.read_text()[-400:].strip()))

@@ -1,10 +1,10 @@
-"""A program whose reactions do something in every way that reactors have: `python -m determinism.pipeline --place one`.
+"""A program that uses every feature of reactors: `python -m determinism.pipeline --place one`.
 
 Sensors with timers of different periods, arrays that pass between processes as shared memory, nested values, logical
-actions, delays, microsteps, several events at one tag, and a cycle with a delay. Its physical inputs are what sensors
-read, which follows from `--seed`.
+actions, delays, microsteps, several events at one tag, and a cycle with a delay. Its physical inputs are sensor
+readings, which follow from `--seed`.
 
-Prints the digest of all that its reactions did, and how long the run took, as one line of JSON.
+Prints the digest of everything that its reactions did, and the duration of the run, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from coorp.reactor import Input, LogicalAction, Output, Program, Reactor, Timer,
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 PIXELS = (200, 500)
-"""100 KB: goes through shared memory."""
+"""100 KB, so that an image goes through shared memory."""
 
 
 def seed() -> int:
-    """The seed of the command line, in every process."""
+    """Returns the command line's seed, in every process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_known_args()[0].seed
@@ -42,7 +42,7 @@ class Readable(Protocol[T_co]):
 
 
 def present(port: Readable[T]) -> T:
-    """Its value, where it triggers the reaction or is known to be present."""
+    """Returns the value of a port that triggers the reaction or is known to be present."""
     value = port.get()
     assert value is not None
     return value
@@ -57,7 +57,7 @@ class Box:
 
 
 class Camera(Reactor):
-    """Images, and which one."""
+    """Sends images with their numbers."""
 
     gain, image = Input[float](), Output[dict[str, Any]]()
     tick = Timer(period="4ms")
@@ -79,7 +79,7 @@ class Camera(Reactor):
 
 
 class Lidar(Reactor):
-    """Distances, small enough for the message."""
+    """Sends distances, small enough for the message itself."""
 
     scan = Output[np.ndarray]()
     tick = Timer(period="3ms", offset="1ms")
@@ -93,7 +93,7 @@ class Lidar(Reactor):
 
 
 class Detector(Reactor):
-    """Finds boxes, some of them a while later."""
+    """Finds boxes, some of them after a delay."""
 
     image, boxes = Input[dict[str, Any]](), Output[list[Box]]()
     later = LogicalAction[list[Box]]()
@@ -113,7 +113,7 @@ class Detector(Reactor):
 
 
 class Fusion(Reactor):
-    """Depends on the order of everything that it hears."""
+    """Computes a result that depends on the order of everything that it receives."""
 
     left, right = Input[list[Box]](), Input[list[Box]]()
     scan = Input[np.ndarray]()
@@ -171,7 +171,7 @@ class Motor(Reactor):
 
 
 class Log(Reactor):
-    """Hears everything at the same tags."""
+    """Receives everything at the same tags."""
 
     moved, scan, line = Input[float](), Input[np.ndarray](), Output[str]()
 

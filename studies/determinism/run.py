@@ -1,4 +1,4 @@
-"""Whether messages are handled in an order that depends on their inputs alone, with peers in the same run.
+"""Tests whether messages are handled in an order that depends only on their inputs, with peers in the same run.
 
     python studies/determinism/run.py [--quick] [--markdown] [--rounds 300000]
 
@@ -7,20 +7,20 @@ to node B, which passes it on to C. C must handle them in this order. ROS 2 got 
 hundred times as many under stress. Here the three nodes are processes,
 
 - as a program of reactors with an RTI, in real time and without waiting for the clock;
-- without an RTI, where a node waits until its inputs are known; and with an offset, after which it takes an input for
-  absent. What comes later is a violation, and is reported. An offset of 100 ms covers most of what a shared machine
-  does to processes, and costs no time where messages come earlier. One of 1 ms covers little;
-- over Zenoh (callbacks) and CycloneDDS (a wait set), from Python too, with everything reliable,
+- without an RTI: a node waits until its inputs are known; or with an offset, after which it takes an input for absent.
+  A later value is a violation, and is reported. An offset of 100 ms covers most delays of processes on a shared
+  machine, and costs no time if messages come earlier. An offset of 1 ms covers little;
+- over Zenoh (callbacks) and CycloneDDS (a wait set), also from Python, with everything reliable,
 
 each at several periods, alone and beside two busy loops. The tables count the doors that opened before they were
 disarmed, the messages that the door has not handled, the messages that were reported to be late, and errors that no
 report accounts for. *took* is the real time of a round.
 
-Then a program with arrays, actions, delays and a cycle runs in many ways (pipeline.py). The hash of all that its
-reactions did has to be the same in all of them, and another one when its sensors read something else.
+Then a program with arrays, actions, delays and a cycle runs in many ways (pipeline.py). The hash of everything that its
+reactions did must be the same in all of them, and different when its sensors read something else.
 
-Peers are those of studies/ipc, and left out with a word if they are not installed. The picture needs matplotlib.
-`--quick` runs few rounds, for CI, and no peers. Ends with 1 if a claim does not hold.
+The peers are the same as in studies/ipc, and are skipped with a note if they are not installed. The picture needs
+matplotlib. `--quick` runs few rounds, for CI, and no peers. Ends with 1 if a claim does not hold.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ PICTURE = MADE / "determinism" / "wrong.png"
 OFFSET, SHORT_OFFSET = "100ms", "1ms"
 PERIODS_S = (10e-3, 1e-3, 0.5e-3, 0.2e-3, 0.1e-3)
 CLAIMED_S = 1e-3
-"""From this period on, nothing may be wrong without an RTI."""
+"""Minimum period at which nothing may be wrong without an RTI."""
 FAST, RTI = "coorp, RTI, --fast", "coorp, RTI"
 WAITS, OFFSETS, SHORT = "coorp, no RTI", f"coorp, offset {OFFSET}", f"coorp, offset {SHORT_OFFSET}"
 PEERS = {"Zenoh": ("zenoh_bus", "zenoh_shm"), "CycloneDDS": ("cyclone_bus", "cyclone")}
-"""The file here, and the transport of studies/ipc that uses the same package."""
+"""The file here, and the transport of studies/ipc with the same package."""
 PIPELINE_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds."""
+    """The number of rounds."""
 
     rounds: int
-    """Where a claim needs many: with an RTI, and at the claimed period."""
+    """Rounds if a claim needs many: with an RTI, and at the claimed period."""
     others: int
     slow: int
-    """At the longest period."""
+    """Rounds at the longest period."""
     pipeline: str
     """The logical time of the program whose hash is compared."""
     whole: bool = True
-    """Whether also beside stress, with peers, at all periods and in all ways."""
+    """Whether to run under stress too, with peers, at all periods and in all ways."""
 
 
 QUICK = Effort(rounds=300, others=300, slow=300, pipeline="100ms", whole=False)
@@ -87,7 +87,7 @@ class Case:
 
 
 def cases(effort: Effort) -> Iterator[Case]:
-    """All runs of the scenario, the systems in turns."""
+    """Yields all runs of the scenario, the systems in turn."""
 
     def reactors(*options: str) -> Callable[[int, float], Found]:
         return lambda rounds, period_s: scenario(rounds, period_s, *options)
@@ -107,7 +107,7 @@ def cases(effort: Effort) -> Iterator[Case]:
         for period_s in PERIODS_S if effort.whole else (CLAIMED_S,):
             rounds = effort.slow if period_s > CLAIMED_S else few
             for name, run in ours.items():
-                # What a busy machine of CI does to an offset is no news.
+                # An offset is known to fail on a busy CI machine.
                 if name != OFFSETS or effort.whole:
                     many = effort.rounds if name == WAITS and period_s == CLAIMED_S and not stressed else rounds
                     yield _case(name, period_s, stressed, many, run)
@@ -129,7 +129,7 @@ Results = dict[Case, Found | None]
 
 
 def run_all(effort: Effort) -> Results:
-    """Runs the scenario in all ways. A failure is printed, and has no result."""
+    """Runs the scenario in all ways. A run that fails is printed, and has no result."""
     found: Results = {}
     for case in cases(effort):
         with stress(case.stressed):
@@ -142,17 +142,17 @@ def run_all(effort: Effort) -> Results:
 
 
 def title(case: Case) -> str:
-    """A case in words."""
+    """Returns a case in words."""
     return f"{case.system}, {period(case)}{', stressed' if case.stressed else ''}"
 
 
 def period(case: Case) -> str:
-    """A case's period in words."""
+    """Returns a case's period in words."""
     return "-" if case.system == FAST else f"{case.period_s * 1e3:g} ms"
 
 
 def show_scenario(found: Results, *, markdown: bool) -> None:
-    """The table of the scenario."""
+    """Prints the table of the scenario."""
     rows = []
     for case in sorted(found, key=lambda case: (case.stressed, [*SYSTEMS].index(case.system))):
         each = found[case]
@@ -172,7 +172,7 @@ SYSTEMS = (FAST, RTI, WAITS, OFFSETS, SHORT, *PEERS)
 
 
 def ways() -> dict[str, tuple[bool, tuple[str, ...]]]:
-    """The ways to run the pipeline: whether under stress, and the options."""
+    """Returns the ways to run the pipeline: whether under stress, and the options."""
     centralised = {
         "one process": (),
         "one process, 4 threads": ("--threads", "4"),
@@ -194,7 +194,7 @@ def ways() -> dict[str, tuple[bool, tuple[str, ...]]]:
 
 
 def show_hashes(effort: Effort, *, markdown: bool) -> list[tuple[bool, str]]:
-    """The table of the pipeline's hashes, and the claims about it."""
+    """Prints the table of the pipeline's hashes, and returns the claims about it."""
     rows, hashes = [], []
     for name, (stressed, options) in ways().items():
         if not effort.whole and name not in QUICK_WAYS:
@@ -221,7 +221,7 @@ def show_hashes(effort: Effort, *, markdown: bool) -> list[tuple[bool, str]]:
 
 
 def claims(found: Results) -> list[tuple[bool, str]]:
-    """What has to hold of ours."""
+    """Returns the claims about our systems."""
 
     def holds(of: Callable[[Case], bool], is_right: Callable[[Found], bool]) -> bool:
         return all(each is not None and is_right(each) for case, each in found.items() if of(case))
@@ -248,7 +248,7 @@ def claims(found: Results) -> list[tuple[bool, str]]:
 
 
 def draw(found: Results) -> None:
-    """The share of wrong rounds over the period."""
+    """Draws the share of wrong rounds over the period."""
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     plt: Any = importlib.import_module("matplotlib.pyplot")
@@ -284,10 +284,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds and no peers, for CI")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument(
-        "--rounds", type=int, default=300_000, help="of the runs that a claim needs; others have a 30th"
+        "--rounds", type=int, default=300_000, help="rounds of runs that a claim needs; others have a 30th"
     )
     arguments = parser.parse_args()
-    # Ends as Ctrl-C does: what runs is stopped.
+    # Ends like Ctrl-C, which stops everything that runs.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     many = arguments.rounds
     full = Effort(rounds=many, others=max(1, many // 30), slow=max(1, many // 360), pipeline="5s")

@@ -1,9 +1,9 @@
 """The scenario of Bateni (2023) as a program of reactors: `python -m determinism.scenario --rounds N --period 1ms`.
 
 In each round, the cockpit tells the door to disarm its slide, and the relay to open the door. The relay passes that on
-to the door. A door that opens before it was disarmed blows out its slide. Each is a process of its own.
+to the door. A door that opens before it was disarmed inflates its slide. Each reactor is a separate process.
 
-Prints what the door handled and which violations were reported, as one line of JSON.
+Prints the messages that the door handled, and the reported violations, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from coorp.reactor import Input, Output, Program, Reactor, Timer, reaction, shutdown
 
 BEGIN = "100ms"
-"""When the first round is, so that no process is busy with its start."""
+"""The time of the first round, by which no process is busy with its start."""
 
 
 @dataclass
 class Options(argparse.Namespace):
-    """What the program is told, in every process."""
+    """The program's options, in every process."""
 
     rounds: int = 0
     period: str = "1ms"
@@ -32,11 +32,11 @@ class Options(argparse.Namespace):
     offset: str | None = None
     fast: bool = False
     door: str = ""
-    """The file for what the door has handled."""
+    """The file for the messages that the door has handled."""
 
 
 def parsed() -> Options:
-    """The options of the command line. Also those of another program, if that imports this file."""
+    """Returns the options of the command line, even of another program that imports this file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--period", default="1ms")
@@ -117,7 +117,7 @@ def main() -> None:
     """Runs the program."""
     with tempfile.TemporaryDirectory() as folder:
         options.door = os.path.join(folder, "door.json")
-        # The processes of the reactors are told the same.
+        # The reactors' processes get the same options.
         sys.argv += ["--door", options.door]
         offset = {} if options.offset is None else {"offset": options.offset}
         begun = time.monotonic()

@@ -1,1 +1,1 @@
-"""Figure 6 of Kwok (HPRM) on what can be had here: a robot that drives by camera, over several transports."""
+"""Figure 6 of Kwok (HPRM) with the means available here: a robot that drives by camera, over several transports."""

@@ -1,4 +1,4 @@
-"""What a node of the drive needs of a transport, and how its messages look as bytes."""
+"""The interface of a transport to a node of the drive, and the format of its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {
 }
 """Bytes of each topic's messages."""
 HELLO = 0
-"""The number of messages that only look whether anyone is there."""
+"""The number of a greeting, which only checks whether the next node is there."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Message:
     """A message of a topic."""
 
     number: int
-    """That of the frame that it belongs to, from 1; or `HELLO`."""
+    """The number of the message's frame, from 1; or `HELLO`."""
     data: Bytes
 
 
@@ -44,10 +44,10 @@ class Bus(ABC):
 
     @abstractmethod
     def send(self, topic: str, number: int, data: Bytes) -> None:
-        """Sends; the caller keeps the data as they are."""
+        """Sends a message; the caller does not change the data afterwards."""
 
     def buffer(self, number: int) -> Bytes:
-        """Memory for a frame to be sent; where the binding allows it, that which the receiver reads."""
+        """Returns memory for a frame to be sent; if the binding allows it, the memory that the receiver reads."""
         return np.empty(SIZES[FRAME], np.uint8)
 
     @abstractmethod
@@ -59,11 +59,11 @@ class Bus(ABC):
 
 
 def pair_bytes(pair: tuple[float, float]) -> Bytes:
-    """A plan or a command as bytes."""
+    """Converts a plan or a command to bytes."""
     return np.frombuffer(_PAIR.pack(*pair), np.uint8)
 
 
 def pair_of(data: Bytes) -> tuple[float, float]:
-    """And back."""
+    """Converts bytes to a plan or a command."""
     first, second = _PAIR.unpack(data.tobytes())
     return first, second

@@ -1,7 +1,7 @@
 """One node of the drive over a peer: `python -m drive.node TRANSPORT ROLE FOLDER STEPS`.
 
-It does what the reactor of the same role does in `examples/drive/app.py`, with the same code. The world makes a frame
-each period, but not before the command for the last one has come, and the fusion waits for both of its inputs, as in
+A node does the same as the reactor of its role in `examples/drive/app.py`, with the same code. The world makes a frame
+each period, but not before the command for the last one has arrived, and the fusion waits for both of its inputs, as in
 the paper.
 """
 
@@ -49,29 +49,29 @@ TRANSPORTS = {
 }
 HELLO_S = 0.2
 SETTLE_S = 1.0
-"""After the nodes have met."""
+"""Time from the meeting of the nodes to the first frame."""
 
 
 class Node:
-    """What all nodes share."""
+    """The common part of all nodes."""
 
     def __init__(self, bus: Bus, role: str, folder: str, steps: int) -> None:
         self.bus, self.folder, self.steps = bus, Path(folder), steps
         self._topics = SENT[role]
 
     def hello(self) -> None:
-        """Looks whether the next nodes are there."""
+        """Greets the next nodes."""
         for topic in self._topics:
             self.bus.send(topic, HELLO, np.zeros(SIZES[topic], np.uint8))
 
     def next(self, topic: str) -> Message:
-        """The next message with content. Greetings are passed on."""
+        """Returns the next message with content. Passes greetings on."""
         while (message := self.bus.receive(topic)).number == HELLO:
             self.hello()
         return message
 
     def write(self, name: str, content: object) -> None:
-        """Tells the study."""
+        """Writes a file for the study."""
         (self.folder / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -134,10 +134,10 @@ def run_watch(node: Node) -> None:
 
 
 def run_fusion(node: Node) -> None:
-    """Decides."""
+    """Fuses plans and obstacles into commands."""
     fused: list[int] = []
     commands: list[Command] = []
-    # A first greeting from each side; later ones from the driver alone are passed on.
+    # A first greeting from each side; of the later ones, only the driver's are passed on.
     for topic in (PLAN, OBSTACLES):
         node.bus.receive(topic)
     node.hello()
@@ -163,7 +163,7 @@ def main() -> None:
     bus = TRANSPORTS[transport](role, folder)
     try:
         RUN[role](Node(bus, role, folder, int(steps)))
-        # The last messages are still on their way.
+        # The last messages are still in flight.
         time.sleep(SETTLE_S)
     finally:
         bus.close()

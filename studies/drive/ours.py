@@ -1,7 +1,7 @@
 """The drive over coorp.reactor: `python studies/drive/ours.py PLACE COORDINATION FOLDER STEPS`.
 
-The program of `examples/drive/app.py`, whose camera and fusion also note when they did what. Its fusion has no deadline
-here, so that all transports give all commands.
+The program of `examples/drive/app.py`, whose camera and fusion also note their times. Its fusion has no deadline here,
+so that all transports give all commands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACE, COORDINATION, FOLDER, STEPS = sys.argv[1:]
 
 
 class TimedWorld(World):
-    """Notes when frames were taken."""
+    """Notes the times at which frames were taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TimedCamera(Camera):
 
 
 class TimedFusion(Fusion):
-    """Notes when it decided what."""
+    """Notes its commands and their times."""
 
     def __init__(self) -> None:
         super().__init__()

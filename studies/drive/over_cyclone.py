@@ -1,7 +1,7 @@
 """CycloneDDS, with frames in its messages, or with references to shared memory in them.
 
 The latter is what the paper calls ROS 2 with shared memory, at its best: frames are drawn in blocks of
-`multiprocessing.shared_memory` that are made once, and messages have only their numbers. Nothing but the reader's pace
+`multiprocessing.shared_memory` that are created once, and messages have only their numbers. Only the reader's pace
 keeps a block from being written to while it is read.
 """
 
@@ -22,7 +22,7 @@ CONFIG = (
     "<AllowMulticast>spdp</AllowMulticast><MaxMessageSize>65000B</MaxMessageSize><FragmentSize>64000B</FragmentSize>"
     "</General><Internal><SocketReceiveBufferSize max='10MB'/></Internal></Domain></CycloneDDS>"
 )
-"""As in the study of transports: packets as large as UDP allows, over loopback."""
+"""The configuration, as in the study of transports: packets as large as UDP allows, over loopback."""
 DOMAINS = 200
 PATIENCE_S = 30
 BLOCKS = 4
@@ -60,7 +60,7 @@ class CycloneBus(Bus):
     def send(self, topic: str, number: int, data: Bytes) -> None:
         kind = self._types[topic]
         if topic == FRAME and self._blocks is not None:
-            # The data are in the block already.
+            # The data are already in the block.
             self._out[topic].write(kind(number=number))
         else:
             self._out[topic].write(kind(number=number, data=data.tobytes()))
@@ -73,7 +73,7 @@ class CycloneBus(Bus):
         held = self._held[topic]
         while not held:
             waits.wait(timeout=10**9)
-            # Something else tells of a writer that left.
+            # A sample without data tells of a writer that left.
             held += [sample for sample in reader.take() if hasattr(sample, "number")]
         sample = held.pop(0)
         if topic == FRAME and self._blocks is not None:
@@ -123,6 +123,6 @@ class _Blocks:
     @staticmethod
     def _found(name: str) -> shared_memory.SharedMemory:
         block = shared_memory.SharedMemory(name)
-        # Otherwise this process would remove it, too.
+        # Otherwise this process would remove the block too.
         resource_tracker.unregister(f"/{name}", "shared_memory")
         return block

@@ -1,4 +1,4 @@
-"""Zenoh, with its shared-memory provider for frames or without. Sessions connect directly, as `ipc` describes."""
+"""Zenoh, with or without its shared-memory provider for frames. Sessions connect directly, as `ipc` describes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from drive.bus import FRAME, READ, ROLES, SENT, SIZES, Bus, Bytes, Message
 
 FRAMES_MAX = 4
-"""Room of the provider."""
+"""Size of the provider's memory."""
 
 
 class ZenohBus(Bus):

@@ -1,21 +1,21 @@
-"""A robot that drives by camera: figure 6 of Kwok (HPRM) on what can be had here, over several transports.
+"""A robot that drives by camera: figure 6 of Kwok (HPRM) with the means available here, over several transports.
 
     pip install '.[learn]' eclipse-zenoh==1.10.2 cyclonedds==11.0.1
     python studies/drive/run.py [--quick] [--markdown]
 
-The four nodes of `examples/drive/app.py`, each a process of its own: every 33 ms the world makes a view of 12 KB and a
+The four nodes of `examples/drive/app.py` are separate processes: every 33 ms the world makes a view of 12 KB and a
 camera's frame of 3 MB, the agent (PPO) and the obstacle detector work on them in parallel, and the fusion decides. The
-paper has CARLA, a larger policy, and YOLO on a GPU instead. Latency is from the moment when a frame has been drawn to
-the fused command; simulating and drawing are left out, as in the paper. Frames are drawn in a loaned buffer, or in
-shared memory, where the user of a transport can do so; otherwise in private memory. 400 frames after 100.
+paper has CARLA, a larger policy, and YOLO on a GPU instead. Latency is the time from the end of drawing a frame to the
+fused command; simulating and drawing are left out, as in the paper. Frames are drawn in a loaned buffer, or in shared
+memory, if the user of a transport can do so; otherwise in private memory. 400 frames are measured, after 100.
 
-All transports run the same nodes on the same seed. As nothing is lost, each must give the same commands for the same
-frames, and the study fails if one of ours does not. CycloneDDS stands for ROS 2, since it is what carries ROS 2's
-messages; ROS 2's own layers would come on top. 'coorp, one process' shows the nodes one after another, with no
-transport between them.
+All transports run the same nodes on the same seed. Nothing is lost, so each must give the same commands for the same
+frames, and the study fails if one of ours does not. CycloneDDS represents ROS 2, because it carries ROS 2's messages;
+ROS 2's own layers would come on top. 'coorp, one process' shows the nodes one after another, with no transport between
+them.
 
-Writes a CSV file of all latencies, and a picture if matplotlib is there. Transports that are not installed are named
-and left out. `--quick` runs a few frames, for CI; its figures mean little.
+Writes a CSV file of all latencies, and a picture if matplotlib is installed. Transports that are not installed are
+named and skipped. `--quick` runs a few frames, for CI; its figures mean little.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from drive.transports import PLAIN, PUBLISHED, SHARED, TRANSPORTS, Transport
 STUDIES, EXAMPLE = REPOSITORY / "studies", REPOSITORY / "examples" / "drive"
 FOLDER = MADE / "drive"
 START_S, FRAME_S = 60.0, 0.5
-"""How long a run may take, and how much longer for each frame."""
+"""Maximum duration of a run, and the addition for each frame."""
 LOG_LINES = 10
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many frames."""
+    """The number of frames."""
 
     warm_up: int
     frames: int
@@ -72,12 +72,12 @@ QUICK_WITHOUT = ("zenoh-shared", "cyclone-shared")
 
 
 class RunError(Exception):
-    """A transport that does not do its work."""
+    """A transport that fails."""
 
 
 @dataclass
 class Found:
-    """What a transport showed."""
+    """The findings about a transport."""
 
     latencies_ms: list[float]
     commands: list[list[float]]
@@ -120,7 +120,7 @@ def _tail(log: Path) -> str:
 
 
 def measure(transports: list[Transport], effort: Effort) -> tuple[dict[Transport, Found], dict[Transport, str]]:
-    """All rounds, each of which has every transport once; and why some failed."""
+    """Runs all rounds, each with every transport once. Returns the findings, and why some transports failed."""
     found: dict[Transport, Found] = {}
     failures: dict[Transport, str] = {}
     for _ in range(effort.rounds):
@@ -142,12 +142,12 @@ def measure(transports: list[Transport], effort: Effort) -> tuple[dict[Transport
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that this share of all values does not exceed."""
+    """Returns the value that this share of all values does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def against(found: dict[Transport, Found], transport: Transport, key: str) -> str:
-    """A transport's median against that of CycloneDDS in one of its forms, and the published figure."""
+    """Returns a transport's median against CycloneDDS's in one of its forms, and the published figure."""
     for other, theirs in found.items():
         if other.key == key and not transport.key.startswith("cyclone"):
             median, base = quantile(found[transport].latencies_ms, 0.5), quantile(theirs.latencies_ms, 0.5)
@@ -172,7 +172,7 @@ def show_all(found: dict[Transport, Found], *, markdown: bool) -> None:
 
 
 def write_csv(found: dict[Transport, Found]) -> Path:
-    """All latencies."""
+    """Writes all latencies."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / "latency.csv"
     with path.open("w", newline="") as file:
@@ -184,7 +184,7 @@ def write_csv(found: dict[Transport, Found]) -> Path:
 
 
 def draw(found: dict[Transport, Found]) -> Path:
-    """Boxes as in figure 6: quartiles, and whiskers to p1 and p99."""
+    """Draws boxes as in figure 6: quartiles, and whiskers to p1 and p99."""
     importlib.import_module("matplotlib").use("agg")
     plt: Any = importlib.import_module("matplotlib.pyplot")
     canvas, panel = plt.subplots(figsize=(8, 4), layout="constrained")
@@ -219,7 +219,7 @@ def main() -> int:
     transports = [transport for transport in TRANSPORTS if transport.installed]
     if arguments.quick:
         transports = [transport for transport in transports if transport.key not in QUICK_WITHOUT]
-    # Ends as Ctrl-C does, so that the nodes end, too.
+    # Ends like Ctrl-C, so that the nodes end too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     found, failures = measure(transports, QUICK if arguments.quick else FULL)
     if found:

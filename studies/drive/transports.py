@@ -1,4 +1,4 @@
-"""The transports of the study: what each is called, needs, and runs."""
+"""The transports of the study: their names, their packages, and the programs that they run."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ OURS = Path(__file__).with_name("ours.py")
 
 @dataclass(frozen=True)
 class Transport:
-    """One way for the nodes to talk."""
+    """One way for the nodes to communicate."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     key: str
     package: str
-    """What has to be installed; empty for ours."""
+    """The package to install; empty for ours."""
     module: str
     place: str = ""
-    """For ours: how reactors are spread over processes."""
+    """For ours: the placement of reactors in processes."""
 
     @property
     def ours(self) -> bool:
-        """Whether it belongs to Coorp."""
+        """Whether the transport belongs to Coorp."""
         return not self.package
 
     @property
     def installed(self) -> bool:
-        """Whether this interpreter has it."""
+        """Whether this interpreter has the package."""
         return importlib.util.find_spec(self.module) is not None
 
     def commands(self, folder: str, steps: int) -> list[list[str]]:
-        """The programs to start."""
+        """Returns the programs to start."""
         if self.ours:
             return [[sys.executable, str(OURS), self.place, self.key, folder, str(steps)]]
         return [[sys.executable, "-m", "drive.node", self.key, role, folder, str(steps)] for role in ROLES]
@@ -44,7 +44,7 @@ class Transport:
 
 ZENOH, CYCLONE = "eclipse-zenoh==1.10.2", "cyclonedds==11.0.1"
 PLAIN, SHARED = "cyclone", "cyclone-shared"
-"""What stands for ROS 2, and for ROS 2 with shared memory."""
+"""The transports that represent ROS 2, and ROS 2 with shared memory."""
 TRANSPORTS = (
     Transport("coorp, centralised", "centralised", "", "coorp", "processes"),
     Transport("coorp, decentralised", "decentralised", "", "coorp", "processes"),

@@ -1,4 +1,4 @@
-"""What is measured, and how much of it."""
+"""The measurements, and their extent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CLOCKS = [Clock(loaned=loaned, mode=mode) for loaned in (False, True) for mode i
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     rounds: int
     counts: dict[int, int]
-    """Messages of each sender in a block, by size."""
+    """Number of messages from each sender in a block, by size."""
     block_s: float
-    """A slower transport sends fewer."""
+    """Time limit of a block; a slower transport sends fewer messages."""
     hops: int
 
     @property
@@ -36,29 +36,29 @@ class Found:
     """All measurements."""
 
     blocks: dict[tuple[str, str, int, Clock], Block] = field(default_factory=dict)
-    """By transport, pattern, size and clock."""
+    """The blocks, by transport, pattern, size and clock."""
     memory: dict[tuple[str, str], Memory] = field(default_factory=dict)
-    """By transport and pattern; the highest of all rounds."""
+    """The memory, by transport and pattern: the highest of all rounds."""
     hops_us: dict[str, list[float]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a transport is measured no further."""
+    """The errors of transports that are measured no further."""
 
     def block(self, module: str, pattern: str, size: int, clock: Clock) -> Block:
-        """A block, empty if it was not measured."""
+        """Returns a block, empty if it was not measured."""
         return self.blocks.get((module, pattern, size, clock), Block())
 
     def p50(self, module: str, pattern: str, size: int, clock: Clock) -> float:
-        """A median, or NaN."""
+        """Returns a median, or NaN."""
         return quantile(self.block(module, pattern, size, clock).latencies_ms, 0.5)
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that this share of all values does not exceed, or NaN."""
+    """Returns the value that this share of all values does not exceed, or NaN."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
 
 
 def measure(found: Found, module: str, pattern: str, effort: Effort, python: str) -> None:
-    """One round of one transport and pattern."""
+    """Measures one round of one transport and pattern."""
     try:
         if pattern == HOP:
             with Group(module, pattern, (SHORT_BYTES,), python) as group:
@@ -72,7 +72,7 @@ def measure(found: Found, module: str, pattern: str, effort: Effort, python: str
 
 
 def measure_blocks(found: Found, group: Group, module: str, pattern: str, effort: Effort) -> None:
-    """All sizes and clocks, and the memory."""
+    """Measures all sizes and clocks, and the memory."""
     for size, count in effort.counts.items():
         for clock in CLOCKS:
             if clock.loaned and not transport(module).loans:

@@ -1,6 +1,6 @@
 """The nodes of one transport, and the measurements with them.
 
-The study speaks to each node over a socket of its own. It has the senders prepare a message, lets all of them go at
+The study talks to each node over a separate socket. It makes the senders prepare a message, releases all of them at
 once, and waits for the reports of all receivers before the next message, so that messages never queue.
 """
 
@@ -26,38 +26,38 @@ from ipc.processes import Memory
 
 STUDIES = Path(__file__).resolve().parents[1]
 HELLO_S, LATE_HELLO_S = 0.3, 0.1
-"""How long the study waits for replies before it greets again, and for late ones at the end."""
+"""Time for which the study waits for replies before it greets again, and for late ones at the end."""
 MESSAGE_S = 60.0
-"""A message that takes longer is a failure."""
+"""Maximum time of a message; a longer one is a failure."""
 WARM_UP, WARM_UP_S = 5, 0.2
-"""Messages before each block, or fewer if they take too long."""
+"""Number of messages before each block, or fewer if they take too long."""
 LOG_LINES = 12
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Between which two moments a message is timed."""
+    """The two moments between which a message is timed."""
 
     loaned: bool
-    """Whether it begins with a filled, loaned buffer instead of a private array."""
+    """Whether timing begins with a filled, loaned buffer instead of a private array."""
     mode: int
-    """`READ` or `VIEW`: how it ends."""
+    """The end of timing: `READ` or `VIEW`."""
 
 
 class GroupError(Exception):
-    """A transport that does not do its work."""
+    """A transport that fails."""
 
 
 @dataclass
 class Block:
-    """What one clock measured at one size."""
+    """The measurements of one clock at one size."""
 
     latencies_ms: list[float] = field(default_factory=list)
-    """Broadcast: of the last receiver. Gather: of every message."""
+    """Latencies. Broadcast: of the last receiver. Gather: of every message."""
     loads_ms: list[float] = field(default_factory=list)
-    """How long it took to loan and fill a buffer, for the loaned clock."""
+    """Times to loan and fill a buffer, for the loaned clock."""
     cpu_s: float = 0.0
-    """Of all processes, without what prepared the messages."""
+    """Processor time of all processes, without the preparation of messages."""
     messages: int = 0
 
     def add(self, other: Block) -> None:
@@ -69,7 +69,7 @@ class Block:
 
 
 class Group:
-    """A context: the nodes run inside it, and nothing of them is left after it."""
+    """A context: the nodes run inside it, and nothing remains of them afterwards."""
 
     def __init__(self, module: str, pattern: str, sizes: tuple[int, ...], python: str) -> None:
         self._transport = transport(module)
@@ -111,7 +111,7 @@ class Group:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # A Ctrl-C is for the study, which ends them in order.
+                    # Only the study gets Ctrl-C, and ends the nodes in order.
                     start_new_session=True,
                 )
             late = time.monotonic() + START_S
@@ -121,7 +121,7 @@ class Group:
         self._processes = processes.descendants()
 
     def _accept(self, listener: Listener, late: float) -> None:
-        # `accept` alone would wait for ever for a node that has failed.
+        # Without this, `accept` would wait forever for a node that has failed.
         inner: Any = listener
         ready = select.select([inner._listener._socket], [], [], max(0.0, late - time.monotonic()))[0]
         if not ready:
@@ -131,7 +131,7 @@ class Group:
         (self._senders if role == "sender" else self._receivers)[index] = connection
 
     def _greet(self, late: float) -> None:
-        """Sends short messages until one from each sender has reached every receiver, as discovery takes time."""
+        """Sends short messages until one from each sender has reached every receiver, because discovery takes time."""
         met: set[tuple[int, int]] = set()
         while len(met) < len(self._senders) * len(self._receivers):
             if time.monotonic() > late:
@@ -167,7 +167,7 @@ class Group:
         return found
 
     def hops(self, count: int) -> list[float]:
-        """The duration of each hop, in us."""
+        """Returns the duration of each hop, in us."""
         connection = self._senders[0]
         connection.send(("hops", self._number + 1, count))
         ((_, messages),) = self._read(MESSAGE_S) or [(0, ())]
@@ -177,7 +177,7 @@ class Group:
         return [1e-3 * (at - from_) for from_, (_, _, at, _) in zip(begun, messages, strict=True)]
 
     def memory(self, size: int) -> Memory:
-        """What all hold while the receivers hold a message."""
+        """Returns the memory of all processes while the receivers hold a message."""
         found: list[Memory] = []
         hold = Clock(loaned=False, mode=HOLD)
         self._message(size, hold, lambda: found.append(processes.memory(self._processes, self._shared_before_mb)))
@@ -212,7 +212,7 @@ class Group:
         return dict(self._ask("go"))
 
     def _ask(self, *command: object) -> list[Any]:
-        """Has all senders do something."""
+        """Sends all senders a command, and returns their replies."""
         for connection in self._senders.values():
             connection.send(command)
         return [self._reply(connection) for connection in self._senders.values()]
@@ -223,7 +223,7 @@ class Group:
         return self._checked(connection)
 
     def _read(self, timeout_s: float) -> list[tuple[int, Any]]:
-        """What has come from the receivers."""
+        """Returns the reports that have arrived from the receivers."""
         by_connection = {connection: index for index, connection in self._receivers.items()}
         ready = wait(list(by_connection), max(0.0, timeout_s))
         return [(by_connection[each], self._checked(each)) for each in ready if isinstance(each, Connection)]
@@ -253,7 +253,7 @@ class Group:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end(self) -> None:
-        """Asks the receivers to end by a last message, and then the senders."""
+        """Ends the receivers by a last message, and then the senders."""
         if self._senders:
             self._prepare(SHORT_BYTES, Clock(loaned=False, mode=END))
             self._go()

@@ -1,17 +1,18 @@
-"""One node, in a process of its own: `python -m ipc.node PLACE.json`.
+"""One node, in its own process: `python -m ipc.node PLACE.json`.
 
 A message begins with a header. The rest is a pattern, one byte of each page of which depends on the message. Both
 clocks begin with the call that sends: a private array, or a filled, loaned buffer. They end once the receiver has
 read a byte of every page, or the first bytes of its view. The receiver checks the sum over the pattern. It waits a
 little before it checks and reports, so that the study's own work does not run beside another receiver's reading.
-Where several send, it reports once all messages have come.
+If several nodes send, it reports once all messages have arrived.
 
 Filling a large buffer leaves nothing else in the caches, and lets receivers sleep more deeply; even a view then takes
 longer. So that sizes differ only by their transport, the sender of a loaned buffer first reads as much memory as the
-largest message has, and waits until a fixed time has passed. Nor are all pages checked where only a view is timed.
+largest message has, and waits until a fixed time has passed. For the same reason, pages are not all checked if only a
+view is timed.
 
-Hops are short messages from one node to another, each sent a moment after the receiver has confirmed the last one by
-a pipe.
+Hops are short messages from one node to another. Each is sent a moment after the receiver has confirmed the last one
+over a pipe.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ PAGE_BYTES = 4096
 HEADER = struct.Struct("<QQBB")
 """Number of the message, sum of the pattern, mode and sender."""
 READ, VIEW, HOLD, HOPS, HOPS_END, HELLO, END = range(7)
-"""Modes: read every page; take a view; keep the view for `HOLD_S`; hops and their last; are you there; stop."""
+"""Modes: read every page; take a view; keep the view for `HOLD_S`; hop and last hop; greeting; stop."""
 HOLD_S = 0.25
 PAUSE_S = 0.002
 LOAN_S = 0.05
-"""From asking for a loaned message until it may be sent."""
+"""Time from the request for a loaned message until it may be sent."""
 HOP_PAUSE_S = 200e-6
 
 
 def pattern(array: np.ndarray) -> np.ndarray:
-    """One byte of every page but the first, which has the header, and the last byte."""
+    """Returns one byte of every page but the first, which has the header, and the last byte."""
     return array[PAGE_BYTES - 1 :: PAGE_BYTES]
 
 
@@ -61,12 +62,12 @@ def fill(array: np.ndarray, number: int, mode: int, sender: int) -> None:
 
 
 def turns(place: Place) -> int:
-    """The pipe by which a receiver confirms hops."""
+    """Opens the pipe by which a receiver confirms hops."""
     return open_pipe(f"{place.folder}/turns")
 
 
 class Reports:
-    """What a receiver tells the study about each message."""
+    """A receiver's reports to the study about each message."""
 
     def __init__(self, place: Place) -> None:
         self._connection: Connection[Any, Any] = Client(place.control)
@@ -77,7 +78,7 @@ class Reports:
         """Number, sender, time and length of the messages that wait for others of the same number, or of hops."""
 
     def take(self, view: np.ndarray) -> bool:
-        """Reads as the message's mode says, and reports. Returns whether more will come."""
+        """Reads as the message's mode requires, and reports. Returns whether more messages will come."""
         number, sum_, mode, sender = HEADER.unpack_from(view.data, 0)
         read = total(view) if mode in (READ, HOLD) else sum_
         at = time.monotonic_ns()
@@ -115,13 +116,13 @@ class Reports:
 
 
 class Sending:
-    """A sender, which does what the study asks for."""
+    """A sender, which follows the study's commands."""
 
     def __init__(self, place: Place, sender: Sender) -> None:
         self._place, self._sender = place, sender
         self._arrays: dict[int, np.ndarray] = {}
         self._array: np.ndarray | None = None
-        """What to send, or none if it is loaned."""
+        """The array to send; None if it is loaned."""
         self._others = np.ones(place.bytes_max // 8, np.uint64)
         self._turns = turns(place)
 
@@ -141,7 +142,7 @@ class Sending:
             self._sender.close()
 
     def _prepare(self, number: int, size: int, mode: int, loaned: bool) -> tuple[int, int]:
-        """Makes a message. Returns how long it took to load it, and the processor time of all, in ns."""
+        """Prepares a message. Returns the time to load it, and the processor time of the whole preparation, in ns."""
         cpu = time.process_time_ns()
         if size not in self._arrays:
             self._arrays[size] = np.ones(size, np.uint8)
@@ -157,7 +158,7 @@ class Sending:
         return took, time.process_time_ns() - cpu
 
     def _go(self) -> tuple[int, int]:
-        """Sends it. Returns the sender and the time."""
+        """Sends the message. Returns the sender and the time."""
         begun = time.monotonic_ns()
         if self._array is None:
             self._sender.send_loaded()
@@ -166,7 +167,7 @@ class Sending:
         return self._place.index, max(begun, self._sender.begun_ns)
 
     def _hops(self, number: int, count: int) -> list[int]:
-        """Sends short messages. Returns when."""
+        """Sends short messages. Returns their times."""
         begun = []
         for left in reversed(range(count)):
             self._prepare(number, SHORT_BYTES, HOPS if left else HOPS_END, False)
@@ -177,12 +178,12 @@ class Sending:
 
 
 def transport(module: str) -> Transport:
-    """The transport of a module."""
+    """Returns the transport of a module."""
     return importlib.import_module(f"ipc.transports.{module}").TRANSPORT
 
 
 def work(place: Place) -> None:
-    """Plays this node's part."""
+    """Runs this node."""
     how = transport(place.transport)
     if place.role == "sender":
         Sending(place, how.sender(place)).run()

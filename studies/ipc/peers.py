@@ -1,4 +1,4 @@
-"""The environments of the peers: pinned, and made only when asked."""
+"""The environments of the peers: pinned, and created only on request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ipc.place import Transport
 from ipc.transports import MODULES
 
 PLASMA_PYTHONS = ("python3.11", "python3.10", "python3.9", "python3.8")
-"""The newest version that the wheels of `pyarrow` 11 are for comes first."""
+"""The interpreters for which `pyarrow` 11 has wheels, the newest first."""
 
 
 def folder(name: str) -> Path:
-    """Where an environment is."""
+    """Returns the folder of an environment."""
     return REPOSITORY / "target" / f"venv-ipc-{name}"
 
 
 def python(how: Transport) -> str | None:
-    """The interpreter for a transport, or none if it is not installed."""
+    """Returns the interpreter for a transport; None if it is not installed."""
     if how.interpreter != "own":
         program = folder(how.interpreter) / "bin" / "python"
         if importable(str(program), how.module):
@@ -38,14 +38,14 @@ def python(how: Transport) -> str | None:
 
 @cache
 def importable(program: str, module: str) -> bool:
-    """Whether another interpreter exists and has the module."""
+    """Returns whether another interpreter exists and has the module."""
     if not Path(program).exists():
         return False
     return subprocess.run([program, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
 
 
 def known(module: str) -> bool:
-    """Whether this interpreter has the module, without importing it."""
+    """Returns whether this interpreter has the module, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -53,7 +53,7 @@ def known(module: str) -> bool:
 
 
 def install() -> None:
-    """Makes the environments, with the same NumPy as here where a peer leaves the choice."""
+    """Creates the environments, with the same NumPy as here if a peer leaves the choice."""
     wanted: dict[str, list[str]] = {}
     for how in map(transport, MODULES):
         if how.packages:

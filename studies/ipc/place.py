@@ -1,4 +1,4 @@
-"""What a node of the study knows, and what each transport provides. Runs under every interpreter of the study."""
+"""A node's description, and the interface of a transport. Runs under every interpreter of the study."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 BROADCAST, GATHER, HOP = "broadcast", "gather", "hop"
-"""One node sends to three, three send to one, one sends to one."""
+"""Patterns: one node sends to three, three send to one, one sends to one."""
 SENDERS = {BROADCAST: 1, GATHER: 3, HOP: 1}
 RECEIVERS = {BROADCAST: 3, GATHER: 1, HOP: 1}
 SHORT_BYTES = 64
-"""The length of a hop, and of what has no content."""
+"""The length of a hop, and of a message without content."""
 START_S = 60.0
-"""How long the nodes of a transport may take to start and to find one another."""
+"""Maximum time for the nodes of a transport to start and to find one another."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class Place:
     index: int
     """Zero-based index within its role."""
     sizes: tuple[int, ...]
-    """How long messages with content are."""
+    """Lengths of messages with content."""
     folder: str
-    """A folder that the nodes of this group share, for sockets and files."""
+    """The folder that this group's nodes share, for sockets and files."""
     name: str
-    """A word that no other group has, for names outside of the folder."""
+    """A word that no other group has, for names outside the folder."""
 
     @property
     def senders(self) -> int:
-        """How many nodes send."""
+        """The number of nodes that send."""
         return SENDERS[self.pattern]
 
     @property
     def receivers(self) -> int:
-        """How many nodes receive."""
+        """The number of nodes that receive."""
         return RECEIVERS[self.pattern]
 
     @property
@@ -85,7 +85,7 @@ class Sender(ABC):
     """One node's way to send arrays of bytes to all receivers."""
 
     begun_ns = 0
-    """When the last message left the user's code, if that is later than the call, as from a reaction."""
+    """The time at which the last message left the user's code, if that is later than the call, as from a reaction."""
 
     @abstractmethod
     def send(self, array: np.ndarray) -> None:
@@ -118,20 +118,20 @@ class Transport(ABC):
     """A way to move arrays between processes."""
 
     name: str
-    """In tables."""
+    """The name in tables."""
     packages: tuple[str, ...] = ()
-    """Pinned requirements of its own."""
+    """The transport's own requirements, pinned."""
     module: str = ""
-    """What must be importable."""
+    """The module that must be importable."""
     interpreter: str = "peers"
-    """`own`: the one that runs the study; `peers`: the environment of the peers, or the study's if it has the module;
-    any other word: an environment of that name."""
+    """The interpreter. `own`: the one that runs the study; `peers`: the peers' environment, or the study's if it has
+    the module; any other word: an environment of that name."""
     loans: bool = False
-    """Whether a user can fill the buffer that is sent."""
+    """Whether a user can fill the sent buffer itself."""
     ours: bool = False
-    """Whether it belongs to Coorp, so that the claims are about it."""
+    """Whether the transport belongs to Coorp, so that the claims are about it."""
     patterns: tuple[str, ...] = (BROADCAST, GATHER, HOP)
-    """What is measured with it."""
+    """The patterns to measure with this transport."""
 
     @abstractmethod
     def sender(self, place: Place) -> Sender:
@@ -142,14 +142,14 @@ class Transport(ABC):
         """Makes a receiver, in the node's process."""
 
     def environment(self, place: Place) -> dict[str, str]:
-        """Environment variables for all nodes."""
+        """Returns environment variables for all nodes."""
         return {}
 
     def commands(self, places: list[Place], python: str) -> list[list[str]]:
-        """The programs to start, in order."""
+        """Returns the programs to start, in order."""
         return [node_command(place, python) for place in places]
 
 
 def node_command(place: Place, python: str | None = None) -> list[str]:
-    """Runs a node in a process of its own."""
+    """Returns the command that runs a node in its own process."""
     return [python or sys.executable, "-m", "ipc.node", str(place.path)]

@@ -1,4 +1,4 @@
-"""The processes of a group: who they are, what they use, and that nothing of them stays."""
+"""The processes of a group: finds them, measures their use of the machine, and checks that nothing of them remains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PROCESS_CPU_CLOCK = 2
 SHARED = Path("/dev/shm")
 END_S = 1.0
-"""How long processes may take to end when asked."""
+"""Maximum time for processes to end on request."""
 
 
 def adopt_orphans() -> None:
@@ -23,7 +23,7 @@ def adopt_orphans() -> None:
 
 
 def descendants() -> list[int]:
-    """All processes that this one has started, directly or not."""
+    """Returns all processes that this one has started, directly or indirectly."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -39,27 +39,27 @@ def descendants() -> list[int]:
 
 
 def cpu_s(processes: list[int]) -> float:
-    """The processor time of all threads of these processes so far."""
+    """Returns the processor time of all threads of these processes so far."""
     total = 0.0
     for process in processes:
         with contextlib.suppress(OSError):
-            # The id of another process's CPU clock, as clock_getcpuclockid(3) makes it.
+            # The id of another process's CPU clock, as from clock_getcpuclockid(3).
             total += time.clock_gettime((~process << 3) | PROCESS_CPU_CLOCK)
     return total
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a group holds."""
+    """The memory of a group."""
 
     pss_mb: float
-    """All processes, shared pages counted once."""
+    """Memory of all processes, with shared pages counted once."""
     shared_mb: float
     """Shared memory of the machine since the group began."""
 
 
 def shared_mb() -> float:
-    """All shared memory of the machine."""
+    """Returns all shared memory of the machine."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("Shmem:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -67,7 +67,7 @@ def shared_mb() -> float:
 
 
 def memory(processes: list[int], shared_before_mb: float) -> Memory:
-    """What the processes hold now."""
+    """Returns the memory that the processes hold now."""
     pss = 0
     for process in processes:
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ def memory(processes: list[int], shared_before_mb: float) -> Memory:
 
 
 def shared_files(processes: list[int], name: str) -> set[Path]:
-    """The files in /dev/shm that these processes have mapped or open, or whose names are this group's."""
+    """Returns the files in /dev/shm that these processes have mapped or open, or that have this group's name."""
     found = {path for path in SHARED.iterdir() if path.name.startswith(name)}
     for process in processes:
         with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def end_all() -> None:
 
 
 def reap() -> bool:
-    """Collects ended children. Returns whether there are others."""
+    """Collects ended children. Returns whether there are still others."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,10 +1,10 @@
 """The nodes of this study as reactors: `python -m ipc.reactors COORDINATION PLACE.json ...`, each in its own process.
 
-A sender is a reactor whose physical action is what the study asks for. Its reaction sets the output, which is where the
-clock begins. A receiver has an input for each sender, over a connection without a delay, and takes what is present.
+A sender is a reactor whose physical action follows the study's commands. Its reaction sets the output, and there the
+clock begins. A receiver has an input for each sender, over a connection without a delay, and takes the present values.
 
-Where several send, a receiver has to know that nothing earlier comes from the others. So the actions then have a least
-delay, as sensors that expose for a while do, and federates promise that far ahead.
+If several nodes send, a receiver must know that nothing earlier comes from the others. So the actions then have a
+minimum delay, like sensors with an exposure time, and federates promise that far ahead.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LOOK_S = 2e-3
 
 
 class FromReaction(Sender):
-    """Has the reactor send, and returns once it has."""
+    """Makes the reactor send, and returns once it has."""
 
     def __init__(self, reactor: Source) -> None:
         self._reactor = reactor
         self._loaned: np.ndarray | None = None
 
     def send(self, array: np.ndarray) -> None:
-        # Of the array itself, `set` would take the right to write.
+        # `set` would make the array itself read-only.
         self._schedule(array[:])
 
     def load(self, array: np.ndarray) -> None:
@@ -48,7 +48,7 @@ class FromReaction(Sender):
     def _schedule(self, array: np.ndarray) -> None:
         self._reactor.begun_ns = 0
         self._reactor.asked.schedule(array)
-        # An event of `threading` would wake this thread while the reactor's still has work that is timed.
+        # An event of `threading` would wake this thread while the reactor's thread still has work that is timed.
         while not self._reactor.begun_ns:
             time.sleep(LOOK_S)
         self.begun_ns = self._reactor.begun_ns

@@ -26,7 +26,7 @@ from ipc.published import MB
 PICTURE = MADE / "ipc" / "latency.png"
 PLAIN = "iceoryx"
 PLAIN_FACTOR, GROWTH_FACTOR, HOP_US = 1.2, 1.5, 10.0
-"""Ours against plain iceoryx2; the view of the largest loaned buffer against 1 MB; a hop's median."""
+"""Bounds: ours against plain iceoryx2; the view of the largest loaned buffer against 1 MB; a hop's median."""
 WRITES = 20
 PATTERNS = (BROADCAST, GATHER)
 READ_PRIVATE, VIEW_LOANED = Clock(loaned=False, mode=READ), Clock(loaned=True, mode=VIEW)
@@ -51,24 +51,24 @@ def show_all(found: Found, modules: list[str], effort: Effort, *, markdown: bool
 
 
 def label(size: int) -> str:
-    """A size in a title."""
+    """Returns a size in a title."""
     return f"{size // MB} MB"
 
 
 def figure(value: float) -> str:
-    """Three digits that count."""
+    """Returns a figure with three significant digits."""
     return number(value, 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0)
 
 
 def quantiles(values: list[float]) -> str:
-    """Median and p99."""
+    """Returns median and p99."""
     return f"{figure(quantile(values, 0.5))} / {figure(quantile(values, 0.99))}" if values else "-"
 
 
 def show_latencies(
     found: Found, modules: list[str], effort: Effort, pattern: str, *, loaned: bool, markdown: bool
 ) -> None:
-    """The table of a pattern and a beginning."""
+    """Prints the table of a pattern and a kind of beginning."""
     read, view = Clock(loaned=loaned, mode=READ), Clock(loaned=loaned, mode=VIEW)
     rows = []
     for module in modules:
@@ -89,7 +89,7 @@ def show_latencies(
 
 
 def show_memory(found: Found, modules: list[str], effort: Effort, *, markdown: bool) -> None:
-    """What all processes of a transport hold."""
+    """Prints the memory of all processes of each transport."""
     rows = []
     for module in modules:
         if transport(module).patterns == (HOP,):
@@ -103,14 +103,14 @@ def show_memory(found: Found, modules: list[str], effort: Effort, *, markdown: b
 
 
 def show_hops(found: Found, modules: list[str], *, markdown: bool) -> None:
-    """Short messages between two processes."""
+    """Prints the times of short messages between two processes."""
     rows = [[transport(module).name, quantiles(found.hops_us.get(module, []))] for module in modules]
     print("64 bytes between two processes\n")
     show(["transport", "p50 / p99, us"], rows, markdown=markdown)
 
 
 def show_writing(found: Found, modules: list[str], effort: Effort, *, markdown: bool) -> None:
-    """Figure 2: arrays into shared memory."""
+    """Prints figure 2: arrays into shared memory."""
     rows = [["shared_memory, new for each array", *(figure(write_new_ms(size)) for size in effort.sizes)]]
     for module in modules:
         loads = [found.block(module, BROADCAST, size, VIEW_LOANED).loads_ms for size in effort.sizes]
@@ -122,7 +122,7 @@ def show_writing(found: Found, modules: list[str], effort: Effort, *, markdown: 
 
 
 def write_new_ms(size: int) -> float:
-    """The median time to make a block, copy into it and remove it: how the paper's 40 ms come about."""
+    """Returns the median time to create a block, copy into it and remove it, which explains the paper's 40 ms."""
     array, took = np.ones(size, np.uint8), []
     for _ in range(WRITES):
         begun = time.monotonic_ns()
@@ -135,7 +135,7 @@ def write_new_ms(size: int) -> float:
 
 
 def show_serialisation(effort: Effort, *, markdown: bool) -> None:
-    """Figure 3."""
+    """Prints figure 3."""
     speeds = serialisation.measure(effort.block_s)
     best = speeds[serialisation.BEST]
     rows = []
@@ -158,12 +158,12 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """The verdict in a word."""
         return "holds" if self.holds else "DOES NOT HOLD"
 
 
 def claims(found: Found, modules: list[str], effort: Effort) -> list[Claim]:
-    """Which claims of ours hold, of those that can be checked with the installed peers."""
+    """Returns our claims that can be checked with the installed peers, and whether they hold."""
     said: list[Claim] = []
     peers = [module for module in modules if module != PLAIN and not transport(module).ours]
     for module in modules:
@@ -198,7 +198,7 @@ def claims(found: Found, modules: list[str], effort: Effort) -> list[Claim]:
 
 
 def draw(found: Found, modules: list[str], effort: Effort) -> None:
-    """Figure 4: medians over the size, with the published means."""
+    """Draws figure 4: medians over the size, with the published means."""
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     plt: Any = importlib.import_module("matplotlib.pyplot")
@@ -209,7 +209,7 @@ def draw(found: Found, modules: list[str], effort: Effort) -> None:
             for index, module in enumerate(modules):
                 medians = [found.p50(module, pattern, size, clock) for size in effort.sizes]
                 style = {"linewidth": 2.5} if transport(module).ours else {"linewidth": 1.3}
-                # There are ten colours.
+                # There are only ten colours.
                 line = f"C{index}{'o-' if index < 10 else 's--'}"
                 if not all(map(math.isnan, medians)):
                     panel.plot(megabytes, medians, line, markersize=4, label=transport(module).name, **style)

@@ -17,9 +17,9 @@ from ipc.published import MB
 
 BYTES = 5 * MB
 BEST = "out-of-band pickle 5"
-"""What the others are compared with."""
+"""The codec with which the others are compared."""
 FEWEST, MOST = 3, 2000
-"""How often each is repeated."""
+"""Minimum and maximum number of repetitions."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Speed:
 
 
 def out_of_band(array: np.ndarray) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Pickle 5, with the data beside the stream."""
+    """Pickles by protocol 5, with the data beside the stream."""
     buffers: list[pickle.PickleBuffer] = []
     return pickle.dumps(array, 5, buffer_callback=buffers.append), buffers
 
 
 def cdr() -> Way:
-    """CycloneDDS's CDR of a `sequence[uint8]`, which is what a ROS 2 message has for an image.
+    """Returns CycloneDDS's CDR of a `sequence[uint8]`, the field of a ROS 2 message for an image.
 
     The package that the paper measures turns an array into such a message and back.
     """
@@ -61,7 +61,7 @@ def cdr() -> Way:
 
 
 def ways() -> list[Way]:
-    """What can be measured here."""
+    """Returns the codecs that can be measured here."""
     found = [
         Way("in-band pickle", lambda array: pickle.dumps(array, 5), pickle.loads),
         Way(BEST, out_of_band, lambda made: pickle.loads(made[0], buffers=made[1])),
@@ -75,7 +75,7 @@ def ways() -> list[Way]:
 
 
 def measure(limit_s: float) -> dict[str, Speed]:
-    """Each way there and back, each for so long."""
+    """Measures each codec in both directions, for `limit_s` each."""
     array = np.random.default_rng(1).integers(0, 256, BYTES, np.uint8)
     found = {}
     for way in ways():
@@ -87,7 +87,7 @@ def measure(limit_s: float) -> dict[str, Speed]:
 
 
 def median_us(limit_s: float, work: Callable[[Any], object], on: object) -> float:
-    """The median duration."""
+    """Returns the median duration."""
     took: list[int] = []
     late = time.monotonic() + limit_s
     while len(took) < FEWEST or (len(took) < MOST and time.monotonic() < late):

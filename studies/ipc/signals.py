@@ -1,4 +1,4 @@
-"""Named pipes by which a transport without a signal of its own says that a block is ready."""
+"""Named pipes by which a transport without its own signal says that a block is ready."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Signals:
         self._pipes = [open_pipe(receiver_path(place, index)) for index in range(place.receivers)]
 
     def send(self, *values: object) -> None:
-        """Tells every receiver. A write this short is never mixed with another sender's."""
+        """Signals every receiver. A write this short is never mixed with another sender's."""
         message = self._form.pack(*values)
         for pipe in self._pipes:
             os.write(pipe, message)
@@ -36,7 +36,7 @@ class Waits:
 
 
 def receiver_path(place: Place, receiver: int) -> str:
-    """Where a receiver's pipe is."""
+    """Returns the path of a receiver's pipe."""
     return f"{place.folder}/pipe-{receiver}"
 
 

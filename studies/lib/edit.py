@@ -13,14 +13,14 @@ _TABLE = r"(?ms)^\[{table}\]$.*?(?=^\[|\Z)"
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """`text` with its single occurrence of `old` replaced by `new`."""
+    """Returns `text` with its single occurrence of `old` replaced by `new`."""
     if text.count(old) != 1:
         sys.exit(f"the team file should contain this once, but contains it {text.count(old)} times:\n{old}")
     return text.replace(old, new)
 
 
 def without_table(text: str, table: str) -> str:
-    """`text` without `[table]`, which it must contain once."""
+    """Returns `text` without `[table]`, which it must contain once."""
     pattern = _TABLE.format(table=re.escape(table))
     if len(re.findall(pattern, text)) != 1:
         sys.exit(f"the team file should have one [{table}]")
@@ -28,7 +28,7 @@ def without_table(text: str, table: str) -> str:
 
 
 def with_keys(text: str, table: str, values: dict[str, str]) -> str:
-    """`text` with these keys of `[table]` set; the table is added if it is missing. Values are TOML."""
+    """Returns `text` with these keys of `[table]` set; the table is added if it is missing. Values are TOML."""
     pattern = _TABLE.format(table=re.escape(table))
     found = re.search(pattern, text)
     if found is None:
@@ -44,7 +44,7 @@ def with_keys(text: str, table: str, values: dict[str, str]) -> str:
 
 
 def changed_key(text: str, table: str, key: str, value: str) -> str:
-    """`text` with an existing key of `[table]` changed."""
+    """Returns `text` with an existing key of `[table]` changed."""
     found = re.search(_TABLE.format(table=re.escape(table)), text)
     if found is None or re.search(_KEY.format(key=re.escape(key)), found.group()) is None:
         sys.exit(f"the team file should set {key} in [{table}]")
@@ -52,7 +52,7 @@ def changed_key(text: str, table: str, key: str, value: str) -> str:
 
 
 def changed_line(text: str, key: str, value: str) -> str:
-    """`text` with an existing key before all tables changed."""
+    """Returns `text` with an existing key before all tables changed."""
     line = f"{key} = {value}"
     changed, count = re.subn(_KEY.format(key=re.escape(key)), lambda _: line, text)
     if count != 1:

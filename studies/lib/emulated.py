@@ -31,14 +31,14 @@ class Peer:
     control: str
     bulk: str
     how: str
-    """Its name in lib/peers.py."""
+    """The peer's name in lib/peers.py."""
     programs: tuple[str, ...] = ()
     package: str | None = None
     senders: int = 4
-    """How many robots send bulk."""
+    """Number of robots that send bulk."""
 
     def missing(self) -> str | None:
-        """What it needs but this machine lacks."""
+        """Returns the requirements that this machine lacks, if any."""
         absent = [name for name in self.programs if shutil.which(name) is None]
         if self.package is not None and importlib.util.find_spec(self.package) is None:
             absent.append(f"the Python package {PACKAGES.get(self.package, self.package)}")
@@ -46,7 +46,7 @@ class Peer:
 
 
 PACKAGES = {"zenoh": "eclipse-zenoh"}
-"""By module: the package, if its name is another."""
+"""Package by module, if their names differ."""
 PEERS = (
     Peer("ping", "iperf3", "ping", ("ping", "iperf3")),
     Peer("ping, EF", "iperf3", "ping-ef", ("ping", "iperf3")),
@@ -76,7 +76,7 @@ class Runs:
     failures: list[str] = field(default_factory=list)
 
     def spread(self, name: str) -> Spread:
-        """The spread of one figure; infinite if it was infinite in any run."""
+        """Returns the spread of one figure; infinite if it was infinite in any run."""
         values = [run[name] for run in self.figures]
         if math.inf in values:
             return Spread(math.inf, math.nan)
@@ -92,7 +92,7 @@ class Runs:
 
 
 def emulator() -> Path | None:
-    """The `coorp` binary, if `coorp emu` can run here; says so if not."""
+    """Returns the `coorp` binary, if `coorp emu` can run here; prints a note if not."""
     program = binary()
     if program is not None and (os.geteuid() != 0 or not Path("/dev/net/tun").exists()):
         print("skipped: coorp emu needs root and /dev/net/tun")
@@ -101,7 +101,7 @@ def emulator() -> Path | None:
 
 
 def waited_us() -> float:
-    """The time since boot in which some program waited for a core; NaN if the kernel does not record it."""
+    """Returns the time since boot in which some program waited for a core; NaN if the kernel does not record it."""
     try:
         first = Path("/proc/pressure/cpu").read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -111,7 +111,7 @@ def waited_us() -> float:
 
 def emulate(command: list[str], log: Path | None = None) -> tuple[str | None, float]:
     """Runs `coorp emu`. Returns why it failed, if so, and the share of time in which some program waited for a core.
-    What its robots log goes to `log`."""
+    The robots' log goes to `log`."""
     began, before = time.monotonic(), waited_us()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if log is not None:
@@ -122,7 +122,7 @@ def emulate(command: list[str], log: Path | None = None) -> tuple[str | None, fl
 
 
 def shaping_lacks() -> str | None:
-    """Why this machine cannot shape traffic as the peers do, if so."""
+    """Returns why this machine cannot shape traffic as the peers do, if so."""
     command = ["unshare", "--net", "tc", "-batch", "-"]
     done = subprocess.run(command, input=shaper("lo", 1.0), capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else done.stderr.strip().splitlines()[0]
@@ -139,7 +139,7 @@ def met(
     options: tuple[str, ...] = (),
     shape_mbps: float | None = None,
 ) -> None:
-    """One run of a peer, with these options of `coorp emu`, and robots shaped to a rate."""
+    """Makes one run of a peer, with these options of `coorp emu`, and robots shaped to a rate."""
     with tempfile.TemporaryDirectory() as name:
         report, shared = Path(name) / "report.json", Path(name) / "shared"
         shared.mkdir()
@@ -169,7 +169,7 @@ def met(
 
 
 def cell(runs: Runs, name: str, digits: int) -> str:
-    """A figure's mean, and its spread if there is more than one run."""
+    """Returns a figure's mean, and its spread if there is more than one run."""
     spread = runs.spread(name)
     if math.isinf(spread.mean):
         return "lost"
@@ -178,7 +178,7 @@ def cell(runs: Runs, name: str, digits: int) -> str:
 
 
 def show_emulator(title: str, runs: Iterable[tuple[str, Runs]], *, markdown: bool) -> None:
-    """The emulator's lateness, and how often it kept up."""
+    """Prints the emulator's lateness, and how often it kept up."""
     rows = []
     for name, those in runs:
         timings = those.timings

@@ -32,14 +32,14 @@ HEADER = struct.Struct("!QQ")
 SATURATED_UDP_BYTES = 1472
 SATURATED_TCP_BYTES = 1448
 AHEAD = 640
-"""How many datagrams a saturated UDP flow is ahead of its receiver, as in the simulator."""
+"""Number of datagrams by which a saturated UDP flow is ahead of its receiver, as in the simulator."""
 COUNT = struct.Struct("=Q")
 TOS = {"AC_VO": 46 << 2, "AC_VI": 34 << 2, "AC_BE": 0, "AC_BK": 8 << 2}
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def seconds(text: str) -> float:
-    """A time from a team file, in seconds."""
+    """Returns a time from a team file, in seconds."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     return float(number) * UNITS_S[text[len(number) :].strip()]
 
@@ -50,26 +50,26 @@ def sleep_until(at: float) -> None:
 
 
 def is_tcp(flow: dict[str, Any]) -> bool:
-    """The transport of a flow."""
+    """Returns whether a flow goes over TCP."""
     return flow.get("transport", "udp") == "tcp"
 
 
 def sender(flow: dict[str, Any]) -> socket.socket:
-    """A socket of the flow's kind and category."""
+    """Returns a socket of the flow's kind and category."""
     own = socket.socket(socket.AF_INET, socket.SOCK_STREAM if is_tcp(flow) else socket.SOCK_DGRAM)
     own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS[flow.get("ac", "AC_BE")])
     return own
 
 
 def shared(folder: Path, port: int) -> mmap.mmap:
-    """How many datagrams of a flow the receiver has seen or knows to be lost."""
+    """Maps the number of a flow's datagrams that the receiver has seen or knows to be lost."""
     with (folder / str(port)).open("a+b") as file:
         file.truncate(COUNT.size)
         return mmap.mmap(file.fileno(), COUNT.size)
 
 
 def send(flow: dict[str, Any], port: int, start: float, stop: float, folder: Path) -> None:
-    """The sender's side."""
+    """Runs the sender's side."""
     own = sender(flow)
     # Before the start, so that address resolution does not count; the receiver may take a while to appear.
     while own.connect_ex((flow["to"], port)) != 0:
@@ -104,7 +104,7 @@ def send(flow: dict[str, Any], port: int, start: float, stop: float, folder: Pat
 
 
 def receive(flow: dict[str, Any], port: int, start: float, stop: float, folder: Path) -> None:
-    """The receiver's side; returns its findings."""
+    """Runs the receiver's side, and prints its findings."""
     got_bytes, latencies_ms, arrived = 0, [], shared(folder, port)
     own = sender(flow)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,7 +14,7 @@ from typing import Any
 from lib.simulator import REPOSITORY
 
 HUB = "hub"
-"""The namespace of the bridge, which has a card to each of the others, and sees all frames."""
+"""The namespace of the bridge, which has a card to each of the other namespaces, and sees all frames."""
 
 
 def address(place: int) -> str:
@@ -26,12 +26,12 @@ def hardware(place: int) -> bytes:
 
 
 def card(place: int) -> str:
-    """The hub's card to a namespace."""
+    """Returns the name of the hub's card to a namespace."""
     return f"p{place}"
 
 
 def is_possible() -> bool:
-    """Whether namespaces can be made; prints why not."""
+    """Returns whether namespaces can be created; prints why not."""
     possible = os.geteuid() == 0 and shutil.which("ip") is not None
     if not possible:
         print("SKIPPED: the namespaces need root and ip")
@@ -43,7 +43,7 @@ def ip(*arguments: str) -> None:
 
 
 class Lan:
-    """Network namespaces on one bridge; gone at the end."""
+    """Network namespaces on one bridge, which are removed at the end."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = {name: f"door-{os.getpid()}-{name.replace(' ', '-')}" for name in [*names, HUB]}
@@ -69,7 +69,7 @@ class Lan:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
     def part(self, names: list[str]) -> None:
-        """Moves namespaces to a bridge of their own, beside the first one."""
+        """Moves namespaces to a second bridge."""
         hub, places = self.names[HUB], list(self.names)
         ip("-n", hub, "link", "add", "apart", "type", "bridge", "mcast_snooping", "0")
         ip("-n", hub, "link", "set", "apart", "up")
@@ -84,7 +84,7 @@ class Lan:
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Tells a program something."""
+    """Writes a line to a program."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line + "\n")
@@ -92,7 +92,7 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def answer(process: subprocess.Popen[str]) -> Any:  # noqa: ANN401
-    """A program's next answer."""
+    """Returns a program's next answer."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

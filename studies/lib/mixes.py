@@ -10,10 +10,10 @@ from lib.recordings import Topic
 
 EF = 46 << 2
 CYCLONE_BYTES = 1_344
-"""The most of a message in one of Cyclone DDS's datagrams."""
+"""Maximum size of a message's part in one of Cyclone DDS's datagrams."""
 RATES_HZ = (100, 50, 30, 10)
 SHARES = (0.01, 0.03, 0.05, 0.08, 0.10, 0.15, 0.20, 0.33)
-"""Jitter as a share of the period."""
+"""Jitters, as shares of the period."""
 QUICK_RATES_HZ, QUICK_SHARES = (100,), (0.01, 0.33)
 
 
@@ -34,37 +34,37 @@ class Draw:
         self.random, self.span_s = random.Random(seed), span_s
 
     def timer(self, hz: float, late_s: float) -> list[float]:
-        """A timer, each message of which is a little late, and one in a hundred ten times as late."""
+        """Draws a timer whose messages are each a little late, and one in a hundred ten times as late."""
         return self._times(
             tick / hz + self.random.expovariate(1.0 / (late_s * (10.0 if self.random.random() < 0.01 else 1.0)))
             for tick in range(int(self.span_s * hz))
         )
 
     def normal(self, hz: float, deviation_s: float) -> list[float]:
-        """A timer, each message of which deviates normally."""
+        """Draws a timer whose messages deviate normally."""
         return self._times(tick / hz + self.random.gauss(0.0, deviation_s) for tick in range(int(self.span_s * hz)))
 
     def sleeper(self, hz: float, work_s: float) -> list[float]:
-        """A loop that sleeps for a period after its work, and so drifts."""
+        """Draws a loop that sleeps for a period after its work, and so drifts."""
         return self._times(self._walk(lambda: 1.0 / hz + self.random.expovariate(1.0 / work_s)))
 
     def events(self, hz: float) -> list[float]:
-        """At random."""
+        """Draws messages at random."""
         return self._times(self._walk(lambda: self.random.expovariate(hz)))
 
     def ticks(self, hz: float, tick_s: float) -> list[float]:
-        """A timer that is served at the ticks of another one."""
+        """Draws a timer that is served at the ticks of another one."""
         return self._times(int(number / hz / tick_s) * tick_s for number in range(int(self.span_s * hz)))
 
     def drifting(self, hz: float, share: float) -> list[float]:
-        """A timer whose rate rises by a share over the run."""
+        """Draws a timer whose rate rises by a share over the run."""
         times_s = [0.0]
         while times_s[-1] < self.span_s:
             times_s.append(times_s[-1] + 1.0 / (hz * (1.0 + share * times_s[-1] / self.span_s)))
         return self._times(times_s)
 
     def pausing(self, times_s: list[float], every_s: float, pause_s: float, *, caught_up: bool) -> list[float]:
-        """A program that stalls now and then; what it missed is left out, or sent at once after the stall."""
+        """Draws a program that stalls now and then; missed messages are left out, or sent at once after the stall."""
         out = []
         for at in times_s:
             into = at % every_s
@@ -75,7 +75,7 @@ class Draw:
         return out
 
     def bursts(self, every_s: float, count: int, gap_s: float) -> list[float]:
-        """Several messages together, again and again."""
+        """Draws repeated bursts of messages."""
         begins = self._walk(lambda: every_s * self.random.uniform(0.8, 1.2))
         return self._times(begin + number * gap_s for begin in begins for number in range(count))
 
@@ -94,7 +94,7 @@ class Draw:
 
 
 def mixes(seed: int, span_s: float, *, quick: bool) -> list[Mix]:
-    """All mixes; with `quick`, only the first and a small part of the one of jitters."""
+    """Returns all mixes; with `quick`, only the first, and a small part of the mix of jitters."""
     plain = robot(Draw(f"robot {seed}", span_s))
     if quick:
         few = ladder(Draw(f"jitter {seed}", span_s), QUICK_RATES_HZ, QUICK_SHARES)
@@ -112,7 +112,7 @@ JITTERS = "jitter"
 
 
 def robot(draw: Draw) -> list[Topic]:
-    """What a robot with ROS 2 sends."""
+    """Returns the topics of a robot with ROS 2."""
 
     def topic(name: str, times_s: list[float], sizes: tuple[int, int], *, control: bool, tcp: bool = False) -> Topic:
         return Topic(name, control, times_s, draw.sizes(times_s, *sizes), tcp)
@@ -130,13 +130,13 @@ def robot(draw: Draw) -> list[Topic]:
         topic("camera/compressed", draw.timer(30, 0.002), (60_000, 200_000), control=False),
         topic("points", draw.timer(10, 0.003), (1_000_000, 1_000_000), control=False),
         topic("map, TCP", draw.events(0.5), (2_000_000, 2_000_000), control=False, tcp=True),
-        # As fast as it goes.
+        # As fast as possible.
         topic("log upload, TCP", [0.3 * draw.span_s] * 400, (100_000, 100_000), control=False, tcp=True),
     ]
 
 
 def odd(draw: Draw) -> list[Topic]:
-    """Programs that are hard to tell: what is irregular, stalls, drifts, or looks like something else."""
+    """Returns programs that are hard to classify: they are irregular, stall, drift, or look like something else."""
 
     def topic(name: str, times_s: list[float], size: int, *, control: bool, tos: int = 0) -> Topic:
         return Topic(name, control, times_s, [size] * len(times_s), tos=tos)
@@ -170,7 +170,7 @@ def odd(draw: Draw) -> list[Topic]:
 
 
 def ladder(draw: Draw, rates_hz: Iterable[int], shares: Iterable[float]) -> list[Topic]:
-    """Control of several rates, with more and more jitter."""
+    """Returns control of several rates, with more and more jitter."""
     topics = []
     for share in shares:
         for hz in rates_hz:

@@ -40,12 +40,12 @@ BEGAN = time.monotonic()
 
 
 def protocol(how: str) -> int:
-    """The protocol of a method's sockets."""
+    """Returns the protocol of a method's sockets."""
     return IPPROTO_MPTCP if how in ("mptcp", "shared") else socket.IPPROTO_TCP
 
 
 def prepare(how: str, addresses: list[str], *, leader: bool) -> None:
-    """Lets the kernel open a path over each interface."""
+    """Makes the kernel open a path over each interface."""
     if protocol(how) != IPPROTO_MPTCP:
         return
     commands = [["limits", "set", "subflow", "4", "add_addr_accepted", "4"]]
@@ -56,14 +56,14 @@ def prepare(how: str, addresses: list[str], *, leader: bool) -> None:
 
 
 class Receiver:
-    """What was received."""
+    """The received packets and data."""
 
     def __init__(self) -> None:
         self.arrivals: list[tuple[float, int]] = []
         self.data_bytes = 0
 
     def read(self, stream: socket.socket, path: int) -> None:
-        """Frames of one connection until it ends."""
+        """Reads the frames of one connection until it ends."""
         file = stream.makefile("rb", buffering=1 << 16)
         while len(head := file.read(HEADER.size)) == HEADER.size:
             kind, length = HEADER.unpack(head)
@@ -86,7 +86,7 @@ class Receiver:
 
 
 def receive(how: str, addresses: list[str], end: float) -> None:
-    """The leader's part."""
+    """Runs the leader's part."""
     receiver = Receiver()
     for path, address in enumerate(addresses if how == "robin" else addresses[:1]):
         for port in (PORT, PORT + 1):
@@ -99,7 +99,7 @@ def receive(how: str, addresses: list[str], end: float) -> None:
 
 
 def connect(how: str, address: str, port: int) -> socket.socket:
-    """A connection to the leader, once the leader is up."""
+    """Connects to the leader, once the leader is up."""
     while True:
         own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol(how))
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,7 +112,7 @@ def connect(how: str, address: str, port: int) -> socket.socket:
 
 
 def send_data(streams: list[socket.socket], lock: threading.Lock) -> None:
-    """Continuous data, over several streams in turn."""
+    """Sends continuous data, over several streams in turn."""
     frame = HEADER.pack(DATA, DATA_BYTES) + bytes(DATA_BYTES)
     while True:
         for stream in streams:
@@ -121,7 +121,7 @@ def send_data(streams: list[socket.socket], lock: threading.Lock) -> None:
 
 
 def send(how: str, leader: list[str], period_s: float, end: float, *, data_too: bool) -> None:
-    """The other robot's part."""
+    """Runs the other robot's part."""
     addresses = leader if how == "robin" else leader[:1]
     data = [connect(how, address, PORT + 1) for address in addresses]
     control = data if how == "shared" else [connect(how, address, PORT) for address in addresses]

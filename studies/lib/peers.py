@@ -3,18 +3,18 @@
     coorp emu team.toml -- python3 studies/lib/peers.py HOW [--bulk] [--shape MBPS] --duration S --folder SHARED
 
 Once per period, each robot except the leader sends the leader a request and gets a reply; with `--bulk` each also sends
-as much bulk as possible, to the leader if nothing else is said. HOW, and what carries bulk beside it, is one of
+as much bulk as possible, by default to the leader. HOW is one of the following, with its carrier of bulk:
 
 - `ping`, `ping-ef`: the system's `ping`, unmarked and marked EF; bulk is `iperf3` over TCP;
 - `udp`: a datagram each way, marked EF; bulk is `iperf3`;
 - `dds`: Cyclone DDS's own Python package. Poses and images of 1 MB have the same participant, so they share a pair of
   UDP ports. All topics have ROS 2's default profile: reliable, keep last 10. A robot sends its next image once the
-  leader has the last one, as Cyclone's limit on unacknowledged data has it;
+  leader has the last one, because of Cyclone's limit on unacknowledged data;
 - `ros2`: nodes of `ros2-client` (RustDDS, studies/ros2) with poses and images of 1 MB, which Cyclone DDS at the leader
   takes and answers by ROS 2's names of topics and types. The next image waits for the last one in the same way;
 - `ros2-zenoh`: nodes of hiroz (studies/ros2-zenoh), which speaks rmw_zenoh's protocol, with poses and images of 1 MB.
-  Beside them, each robot calls a service of the leader and reads a parameter each second; a wrong or missing reply ends
-  the run. Each robot has a Zenoh router as `rmw_zenohd` is, unless an agent is it;
+  In addition, each robot calls a service of the leader and reads a parameter each second; a wrong or missing reply ends
+  the run. Each robot has a Zenoh router like `rmw_zenohd`, unless an agent is the router;
 - `rsync`: teleoperation, a small unmarked datagram each way; bulk is a folder of 1 GB for the leader's rsync daemon;
 - `gloo`: messages of an MPC loop, as for `rsync`; bulk is torch's all-reduce of a model's gradients, 40 MB, among all
   robots, the leader included;
@@ -24,12 +24,12 @@ as much bulk as possible, to the leader if nothing else is said. HOW, and what c
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
 
 Requests and replies of `udp`, `zenoh` and `coorp` have the sizes of a perception and a command of
-`examples/navigation.toml`; those of `dds`, `ros2`, `rsync` and `gloo` are small. `--shape` has `tc` send control first,
-at this rate at most.
+`examples/navigation.toml`; those of `dds`, `ros2`, `rsync` and `gloo` are small. `--shape` makes `tc` send control
+first, at this rate at most.
 
 Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
 lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the
-bulk that reached its programs meanwhile. All robots of an emulation share a clock and a folder.
+bulk that reached its programs during the measurement. All robots of an emulation share a clock and a folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ASK_BYTES, ANSWER_BYTES = 12 << 10, 1 << 10
 SMALL_BYTES = 128
 """Size of a pose, or of a message of teleoperation."""
 MEET_S, NOTICE_S = 120.0, 0.5
-"""How long robots look for one another, and how long before the start all of them know it."""
+"""Time for robots to find one another, and the time before the start at which all of them know it."""
 SETTLE_S = 2.0
 """Time for connections to find their rate, and for a Coorp team to get its permits."""
 PATIENCE_S = 1.0
@@ -70,7 +70,7 @@ STREAM_BYTES = 16_000_000
 FILE_BYTES, FILES = 64 << 20, 16
 """Size and number of the files that rsync sends; more than the channel carries in a run."""
 PARAMETERS = 10_000_000
-"""Of the model whose gradients are reduced, as in `examples/navigation.toml`."""
+"""Number of parameters of the model whose gradients are reduced, as in `examples/navigation.toml`."""
 KEPT = 10
 """ROS 2's default depth of a topic's history."""
 CARD = "wlan0"
@@ -80,9 +80,9 @@ NUMBER = struct.Struct("!Q")
 REPLY = re.compile(rb"icmp_seq=(\d+) .*time=([\d.]+) ms")
 ARRIVED = re.compile(rb"bytes_received:(\d+)")
 MEMORY = Path("/dev/shm")
-"""Each robot of an emulation has its own."""
+"""A folder in memory; each robot of an emulation has its own."""
 ROS2 = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[1] / "ros2" / "target")) / "release" / "ros2-node"
-"""The node of `ros2-client`, where cargo builds it."""
+"""The node of `ros2-client`, at cargo's path."""
 ROS2_ZENOH = ROS2.with_name("ros2-zenoh-node")
 if "CARGO_TARGET_DIR" not in os.environ:
     ROS2_ZENOH = Path(__file__).parents[1] / "ros2-zenoh" / "target" / "release" / "ros2-zenoh-node"
@@ -116,11 +116,11 @@ class Part:
     bulk: bool
     folder: Path
     start: float = 0.0
-    """Known once all robots have met."""
+    """The start, known once all robots have met."""
 
     @classmethod
     def here(cls, duration: float, folder: Path, *, bulk: bool) -> Part:
-        """The part of the robot that this process runs on."""
+        """Returns the part of the robot on which this process runs."""
         leader = os.environ["COORP_LEADER"]
         # Each is `name=address@interface,…`.
         names = [entry.split("=")[0] for entry in os.environ["COORP_NETWORK"].split()]
@@ -129,12 +129,12 @@ class Part:
 
     @property
     def begin(self) -> float:
-        """When the measurement starts."""
+        """The time at which the measurement starts."""
         return self.start + SETTLE_S
 
     @property
     def end(self) -> float:
-        """When the measurement ends."""
+        """The time at which the measurement ends."""
         return self.begin + self.duration
 
     @property
@@ -179,7 +179,7 @@ class Part:
 
 
 def background(work: Callable[[], object]) -> None:
-    """Runs it in a daemon thread."""
+    """Runs `work` in a daemon thread."""
     threading.Thread(target=work, daemon=True).start()
 
 
@@ -236,7 +236,7 @@ class TcpBulk:
         raise NotImplementedError
 
     def goes_on(self) -> bool:
-        """Whether it still sends or receives."""
+        """Returns whether the bulk is still being sent or received."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -252,7 +252,7 @@ class TcpBulk:
         self._arrived, self._lasted = tcp_received() - before, self.goes_on()
 
     def mbps(self) -> float | None:
-        """The amount that reached this robot; returns once all robots have counted."""
+        """Returns the rate at which bulk reached this robot, once all robots have counted."""
         sleep_until(self._part.end + PATIENCE_S)
         if not self._part.bulk:
             return None
@@ -263,7 +263,7 @@ class TcpBulk:
 
 
 def tcp_received() -> int:
-    """The bytes that this robot's TCP connections have delivered, in order and once each."""
+    """Returns the number of bytes that this robot's TCP connections have delivered, in order and once each."""
     return sum(int(count) for count in ARRIVED.findall(subprocess.check_output(["ss", "-tinH"])))
 
 
@@ -291,7 +291,7 @@ class Iperf3(Programs):
         if part.bulk and part.leads:
             for place in range(len(part.others)):
                 server = self.run("iperf3", "--server", "--one-off", "--forceflush", "--port", str(IPERF_PORT + place))
-                # Until it listens; if it cannot, there is nothing more to read.
+                # Waits until the server listens; if it cannot, there is nothing more to read.
                 for line in server.stdout or ():
                     if b"listening" in line:
                         break
@@ -322,7 +322,7 @@ class Rsync(Programs):
                     break
                 time.sleep(0.02)
         else:
-            # One file under many names, each of which is sent as a file of its own.
+            # One file under many names, each of which is sent as a separate file.
             self._folder.mkdir()
             first = self._folder / "0"
             first.write_bytes(os.urandom(FILE_BYTES))
@@ -335,7 +335,7 @@ class Rsync(Programs):
 
 
 class AllReduce(TcpBulk):
-    """Gradients that torch sums over all robots by gloo, again and again."""
+    """Gradients that torch repeatedly sums over all robots by gloo."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part)
@@ -364,7 +364,7 @@ class AllReduce(TcpBulk):
 
 
 def ping(part: Part, *, marked: bool) -> NoReturn:
-    """Round trips answered by the kernel."""
+    """Measures round trips answered by the kernel."""
     iperf3 = Iperf3(part)
     part.meet()
     iperf3.start()
@@ -384,7 +384,7 @@ def ping(part: Part, *, marked: bool) -> NoReturn:
 
 
 def udp(part: Part, bulk: TcpBulk, *, tos: int = 0, size: int = SMALL_BYTES) -> NoReturn:
-    """Round trips of one datagram each way."""
+    """Measures round trips of one datagram each way."""
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
     if part.leads:
@@ -420,7 +420,7 @@ def udp(part: Part, bulk: TcpBulk, *, tos: int = 0, size: int = SMALL_BYTES) -> 
 
 
 class Received:
-    """The bulk that a program at the leader takes while it is measured."""
+    """The bulk that a program at the leader takes during the measurement."""
 
     def __init__(self, part: Part) -> None:
         self._part, self._bytes = part, 0
@@ -444,13 +444,13 @@ class Cyclone:
         from cyclonedds import core, domain
         from cyclonedds.util import duration
 
-        # As rmw_cyclonedds has it: a writer waits without a limit.
+        # As in rmw_cyclonedds: a writer waits without a limit.
         self.forever = duration(infinite=True)
         self._qos = core.Qos(core.Policy.Reliability.Reliable(self.forever), core.Policy.History.KeepLast(KEPT))
         self._participant = domain.DomainParticipant()
 
     def publish(self, name: str, kind: type) -> pub.DataWriter:
-        """A writer of a topic."""
+        """Returns a writer of a topic."""
         from cyclonedds import pub, topic
 
         about = topic.Topic(self._participant, name, kind, qos=self._qos)
@@ -471,7 +471,7 @@ class Cyclone:
 
 
 def with_cyclone(part: Part) -> NoReturn:
-    """Round trips over two topics of Cyclone DDS for each robot."""
+    """Measures round trips over two topics of Cyclone DDS for each robot."""
     from cyclonedds.idl import make_idl_struct, types
 
     dds = Cyclone()
@@ -498,7 +498,7 @@ def with_cyclone(part: Part) -> NoReturn:
             while not sending.get_matched_subscriptions():
                 time.sleep(0.02)
             sending.write(message)
-            # The next write would wait too, but with Python's lock, so that control would wait as well.
+            # The next write would wait too, but while it holds Python's lock, so that control would wait as well.
             sending.wait_for_acks(dds.forever)
 
     asks.meet(ask)
@@ -508,17 +508,17 @@ def with_cyclone(part: Part) -> NoReturn:
 
 
 def with_ros2(part: Part) -> NoReturn:
-    """Round trips between a node of ros2-client and Cyclone DDS at the leader."""
+    """Measures round trips between a node of ros2-client and Cyclone DDS at the leader."""
     if part.leads:
         from cyclonedds.idl import make_idl_struct, types
 
-        # Its default on a WiFi card. Otherwise RustDDS would send it all data by multicast.
+        # Cyclone's default on a WiFi card. Otherwise RustDDS would send it all data by multicast.
         os.environ["CYCLONEDDS_URI"] = "<General><AllowMulticast>spdp</AllowMulticast></General>"
-        # As in the IDL of ROS 2, without its structs within structs, which CDR does not show.
+        # As in the IDL of ROS 2, but without nested structs, which are not visible in CDR.
         header = {"sec": types.int32, "nanosec": types.uint32, "frame_id": str}
         numbers = {"position": types.array[types.float64, 3], "orientation": types.array[types.float64, 4]}
         pose: Any = make_idl_struct("PoseStamped", "geometry_msgs.msg.dds_.PoseStamped_", {**header, **numbers})
-        # A sequence is its length and an array, which is what the binding carries as bytes.
+        # A sequence is its length and an array. The binding carries an array as bytes.
         size = {"height": types.uint32, "width": types.uint32}
         form = {"encoding": str, "is_bigendian": types.uint8, "step": types.uint32}
         pixels = {"length": types.uint32, "data": types.array[types.uint8, BULK_BYTES]}
@@ -544,8 +544,8 @@ def with_ros2(part: Part) -> NoReturn:
 
 
 def with_ros2_zenoh(part: Part) -> NoReturn:
-    """Round trips between nodes of hiroz."""
-    # Both end with their input.
+    """Measures round trips between nodes of hiroz."""
+    # The node and the router end with their input.
     to = [] if part.leads else [part.leader]
     router = subprocess.Popen([str(ROS2_ZENOH), "router", *to], stdin=subprocess.PIPE)
     what = ["leader", str(len(part.others))] if part.leads else ["robot", str(part.place)]
@@ -577,7 +577,7 @@ def with_ros2_zenoh(part: Part) -> NoReturn:
 
 
 def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
-    """Round trips over two Zenoh topics."""
+    """Measures round trips over two Zenoh topics."""
     import zenoh
 
     # None is Zenoh's default.
@@ -617,7 +617,7 @@ def with_zenoh(part: Part, *, real_time: bool) -> NoReturn:
 
 
 def with_coorp(part: Part) -> NoReturn:
-    """Round trips over two control topics of Coorp."""
+    """Measures round trips over two control topics of Coorp."""
     import coorp
 
     state = part.folder / "state" / part.robot
@@ -637,7 +637,7 @@ def with_coorp(part: Part) -> NoReturn:
                 receiver.recv().take()
 
         def received() -> int:
-            # There is none before the first message.
+            # There is no folder before the first message.
             return (node.status()["bulk"] or {}).get("received_bytes", 0)
 
         background(answer)
@@ -662,7 +662,7 @@ def with_coorp(part: Part) -> NoReturn:
         while True:
             stream = node.bulk_stream(to="leader", name="bulk")
             stream.write(message)
-            # The next one is sent while this one is checked and written to disk.
+            # The next message is sent while this one is checked and written to disk.
             delivery = stream.finish()
             if before is not None:
                 before.wait()
@@ -691,10 +691,10 @@ HOWS: dict[str, Callable[[Part], NoReturn]] = {
 
 
 def shaper(card: str, mbps: float) -> str:
-    """What `tc` has to do, as lines for `tc -batch`.
+    """Returns the commands of the shaper, as lines for `tc -batch`.
 
-    HTB sends at most at this rate, so that the queue is here and not in the card. What is marked EF goes first, and so
-    do datagrams and pings of less than 512 bytes: DDS has the same ports for poses and images.
+    HTB sends at most at this rate, so that the queue is here and not in the card. Packets marked EF go first, and so do
+    datagrams and pings of less than 512 bytes: DDS has the same ports for poses and images.
     """
     first = f"filter add dev {card} parent 1: protocol ip prio 1 u32"
     small = "match u16 0 0xfe00 at 2 flowid 1:2"

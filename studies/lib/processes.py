@@ -1,4 +1,4 @@
-"""What the studies need of the machine: free ports, and the processor time of a process."""
+"""Helpers of the studies: free ports, and the processor time of a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_ports(count: int) -> int:
-    """The first of a range of free ports."""
+    """Returns the first of a range of free ports."""
     for base in range(14_000, 30_000, count):
         try:
             for port in range(base, base + count):
@@ -22,6 +22,6 @@ def free_ports(count: int) -> int:
 
 
 def ticks(process: int) -> int:
-    """Clock ticks of processor time that a process has used."""
+    """Returns the processor time that a process has used, in clock ticks."""
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])

@@ -1,4 +1,4 @@
-"""What the papers' testbed gave the policies that they publish figures of."""
+"""The papers' testbed, as the policies with published figures saw it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lib.simulator import Team
 
 
 def on_testbed(team: Team, policy: str) -> Team:
-    """The team with what a policy saw there: all published policies ran on the papers' patched driver."""
+    """Returns the team as the policy saw it there: all published policies ran on the papers' patched driver."""
     if policy == "coorp":
         return team
     return Team(f"{team.name}-hook", with_keys(team.text, "policy", {"completions": '"hook"'}))

@@ -21,7 +21,7 @@ _MCS_MOST = {"802.11n": 7, "802.11ac": 8, "802.11ax": 9}
 
 
 def draw(seed: int) -> Team:
-    """One team: 2 to 12 robots, any width, rates, WNIC, phases, period, sizes, inference and kind of bulk."""
+    """Draws one team: 2 to 12 robots, any width, rates, WNIC, phases, period, sizes, inference and kind of bulk."""
     rng = random.Random(seed)
     standard = rng.choice(STANDARDS)
     robots = rng.randint(2, 12)
@@ -82,7 +82,7 @@ _REPORTS = {
     "scans": ((10.0, 20.0, 40.0), (2048, 4096, 8192)),
     "images": ((10.0, 15.0, 30.0), (12288, 20480)),
 }
-"""What robots report: rates in Hz, and sizes in bytes."""
+"""Kinds of reports: rates in Hz, and sizes in bytes."""
 _COMMANDS = (64, 200, 500, 1024)
 _FAR = 0.25
 """Share of teams with one robot that is much farther away than the others."""
@@ -102,7 +102,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class _Reports:
-    """What the robots of a team report, and how regularly."""
+    """The reports of a team's robots, and their regularity."""
 
     kind: str
     rate_hz: float
@@ -110,7 +110,7 @@ class _Reports:
     jitter_ms: float
     bound_ms: float
     phases_ms: list[float]
-    """One per robot except the leader."""
+    """Phases, one per robot except the leader."""
     sensors: str
 
     @property
@@ -119,7 +119,7 @@ class _Reports:
 
 
 def draw_wide(seed: int) -> Drawn:
-    """One team of 2 to 12 robots, as varied as those of users."""
+    """Draws one team of 2 to 12 robots, as varied as users' teams."""
     rng = random.Random(f"wide-{seed}")
     robots = [f"robot-{robot}" for robot in range(1, rng.randint(2, 12))]
     standard = rng.choice(STANDARDS)
@@ -161,16 +161,16 @@ def _placed(robots: list[str], rates: list[int], reports: _Reports, *, loop: boo
 
 
 def _ways_back(robots: list[str], rates: list[int]) -> str:
-    """Links from the leader: to each robot at the rate at which that robot sends."""
+    """Returns links from the leader: to each robot at the rate at which that robot sends."""
     links = zip(robots, rates, strict=True)
     return "\n".join(f'[[air.link]]\nfrom = "leader"\nto = "{robot}"\nmcs = {mcs}\n' for robot, mcs in links)
 
 
 def _reports(rng: random.Random, robots: int, *, loop: bool) -> _Reports:
-    """Reports of sensors that sample together, nearly together, or independently.
+    """Draws reports of sensors that sample together, nearly together, or independently.
 
-    A loop starts with the first perception, so a loop over independent sensors is hopeless by itself: few teams are
-    drawn like that.
+    A loop starts with the first perception, so a loop over independent sensors is hopeless even without bulk: few teams
+    are drawn like that.
     """
     kind = rng.choice(tuple(_REPORTS))
     rates_hz, sizes = _REPORTS[kind]
@@ -197,7 +197,7 @@ def _loop(rng: random.Random, reports: _Reports) -> str:
 
 
 def _control_flows(rng: random.Random, robots: list[str], reports: _Reports) -> str:
-    """Independent flows: reports up, commands down, or both."""
+    """Draws independent flows: reports up, commands down, or both."""
     command = rng.choice(_COMMANDS)
     ways = rng.choice(("up", "up", "down", "both"))
     tables: list[str] = []
@@ -214,7 +214,7 @@ def _control_flows(rng: random.Random, robots: list[str], reports: _Reports) -> 
 
 
 def _any_bulk(rng: random.Random, robots: list[str], reports: _Reports, *, loop: bool) -> tuple[str, str]:
-    """The bulk's kind, and its tables."""
+    """Draws the bulk: its kind, and its tables."""
     kinds = ["up", "down", "both", "one"]
     kinds += ["between"] if len(robots) > 1 else []
     kinds += ["learning", "learning"] if loop else []

@@ -1,4 +1,4 @@
-"""Recordings of what robots send: reads their topics, and what `coorp import` takes each of them for.
+"""Reads recordings of robots: their topics, and the classes that `coorp import` gives them.
 
 An MCAP file, or a ROS 2 bag's folder of `.mcap` or `.db3` files. Left out: files that are compressed as a whole.
 """
@@ -15,25 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WHOLE_BYTES = 60_000
-"""The most in one datagram."""
+"""Maximum size of one datagram."""
 DISORDER_NS = 1_000_000_000
-"""How much earlier a message may be than one before it in its file."""
+"""Maximum time by which a message may be earlier than one before it in the file."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic: what is sent when, and how."""
+    """One topic: its messages, their times, and their transport."""
 
     name: str
     control: bool
-    """What it is; otherwise bulk."""
+    """Whether the topic is control; otherwise it is bulk."""
     times_s: list[float] = field(repr=False)
-    """When each message is sent, from the beginning."""
+    """The time of each message, from the beginning."""
     sizes: list[int] = field(repr=False)
     tcp: bool = False
     tos: int = 0
     piece_bytes: int = WHOLE_BYTES
-    """The most in one datagram."""
+    """Maximum size of one datagram."""
 
 
 @dataclass
@@ -43,8 +43,8 @@ class _Seen:
 
 
 def read(program: Path, path: Path, span_s: float) -> list[Topic]:
-    """The topics of a recording's first seconds. As `coorp import` has it, control goes as datagrams and bulk over TCP;
-    topics that it leaves out are left out here too."""
+    """Returns the topics of a recording's first seconds. As in `coorp import`, control goes as datagrams and bulk over
+    TCP; topics that it leaves out are left out here too."""
     control = imported(program, path)
     seen: dict[tuple[str, str], _Seen] = {}
     began_ns, span_ns = None, int(span_s * 1e9)
@@ -70,11 +70,11 @@ def read(program: Path, path: Path, span_s: float) -> list[Topic]:
 
 
 def imported(program: Path, path: Path) -> dict[str, bool]:
-    """By title, whether `coorp import` takes a topic for control."""
+    """Returns, by title, whether `coorp import` takes a topic for control."""
     done = subprocess.run([str(program), "import", str(path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(done.stderr.strip())
-    # Topics outside all robots' namespaces are comments.
+    # In the team file, topics outside all robots' namespaces are comments.
     lines = [line.removeprefix("# ") for line in done.stdout.splitlines()]
     places = [place for place, line in enumerate(lines) if line == "[[flow]]"]
     ends = [*places[1:], len(lines)]
@@ -95,7 +95,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _messages(file: Path) -> Generator[tuple[str, str, int, int]]:
-    """Topic, type, time and size of the messages, roughly in the order of their times."""
+    """Yields topic, type, time and size of the messages, roughly in the order of their times."""
     if file.suffix == ".db3":
         query = (
             "SELECT name, type, timestamp, length(data) FROM messages JOIN topics ON topics.id = topic_id "
@@ -104,14 +104,14 @@ def _messages(file: Path) -> Generator[tuple[str, str, int, int]]:
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as bag:
             yield from bag.execute(query)
         return
-    # Needed for recordings alone.
+    # Needed only for recordings.
     from mcap.exceptions import McapError
     from mcap.reader import NonSeekingReader
 
     with file.open("rb") as stream:
         try:
-            # As the other reader relies on the file's end, which a crash may have cut off.
+            # Because the other reader relies on the file's end, which a crash may have cut off.
             for schema, channel, message in NonSeekingReader(stream).iter_messages(log_time_order=False):
                 yield channel.topic, schema.name if schema else "", message.log_time, len(message.data)
         except McapError as error:
-            print(f"{file} is damaged, and used up to there: {error}")
+            print(f"{file} is damaged, and used only up to the damage: {error}")

@@ -2,8 +2,8 @@
 
 `replay` runs on every robot of the team, as a part of the study that made the `Plan` in the shared folder. Each topic
 has a port: datagrams, in several pieces if they are large, or one TCP connection that carries one message after
-another. On a busy channel, the second robot sends the leader as much as possible over TCP. `Outcome` reads what became
-of it. All times are the machine's Unix time, in ns, which the agents' log has too.
+another. On a busy channel, the second robot sends the leader as much as possible over TCP. `Outcome` reads the results.
+All times are the machine's Unix time, in ns, as in the agents' log.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from lib.recordings import Topic
 PORT, BULK_PORT = 21_000, 20_999
 NUMBER = struct.Struct("=I")
 UDP_FITS_BYTES = 1_500 - 28
-"""The most in a datagram that IP does not fragment."""
+"""Maximum size of a datagram that IP does not fragment."""
 PATIENCE_S = 1.0
-"""How long the leader waits for messages after the last one was sent."""
+"""Time for which the leader waits for messages after the last one was sent."""
 PIECE_BYTES, RECEIVE_BYTES = 64 << 10, 256 << 10
 _PLAN = "plan"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run sends."""
+    """The topics that a run sends."""
 
     topics: list[Topic]
     span_s: float
     busy: bool
 
     def write(self, folder: Path) -> None:
-        """Leaves it where the robots find it."""
+        """Writes the plan into the folder, in which the robots find it."""
         (folder / _PLAN).write_text(json.dumps(asdict(self)))
 
     @staticmethod
     def read(folder: Path) -> Plan:
-        """The plan in a folder."""
+        """Reads the plan in a folder."""
         plan = json.loads((folder / _PLAN).read_text())
         return Plan([Topic(**topic) for topic in plan["topics"]], plan["span_s"], plan["busy"])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a topic."""
+    """The results of a topic."""
 
     due_ns: list[int]
-    """When each message was due that was sent."""
+    """The times at which the sent messages were due."""
     sent_ns: list[int]
     came_ns: dict[int, int]
-    """By number, when each message had arrived whole."""
+    """The time at which each message had arrived completely, by number."""
 
     @staticmethod
     def read(folder: Path, place: int) -> Outcome:
-        """The outcome of a plan's topic."""
+        """Reads the outcome of a plan's topic."""
         due_ns, sent_ns = json.loads(_sent(folder, place).read_text())
         return Outcome(due_ns, sent_ns, dict(json.loads(_came(folder, place).read_text())))
 
@@ -79,7 +79,7 @@ def _came(folder: Path, place: int) -> Path:
 
 
 def replay(folder: Path) -> None:
-    """This robot's part."""
+    """Runs this robot's part."""
     plan = Plan.read(folder)
     part = Part.here(plan.span_s, folder, bulk=plan.busy)
     if part.leads:
@@ -91,7 +91,7 @@ def replay(folder: Path) -> None:
 
 
 def _prompt() -> None:
-    """Runs ahead of other programs, as recorded times are to be kept."""
+    """Gives this process priority over other programs, to keep recorded times."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
@@ -135,11 +135,11 @@ class _Way:
             self.own.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, topic.tos)
 
     def is_light(self) -> bool:
-        """Whether each message is one packet, which takes no time to send."""
+        """Returns whether each message is one packet, which takes no time to send."""
         return not self.topic.tcp and max(self.topic.sizes, default=0) <= UDP_FITS_BYTES
 
     def send(self, number: int, due_ns: int, until: float) -> None:
-        """Sends a message; gives up if it cannot by `until`."""
+        """Sends a message; gives up at `until`."""
         size = max(self.topic.sizes[number], NUMBER.size)
         NUMBER.pack_into(self.buffer, 0, number)
         message = memoryview(self.buffer)[:size]
@@ -147,7 +147,7 @@ class _Way:
         self.sent_ns.append(time.time_ns())
         if not self.topic.tcp:
             for begin in range(0, size, self.topic.piece_bytes):
-                # At the end of a message it may reach into the buffer's margin.
+                # At the end of a message, the piece may reach into the buffer's margin.
                 NUMBER.pack_into(self.buffer, begin, number)
                 self.own.sendto(message[begin : begin + self.topic.piece_bytes], self.to)
             return
@@ -231,12 +231,12 @@ class _End:
         self._got_bytes = 0
 
     def accept(self) -> None:
-        """Takes the connection, if it needs one."""
+        """Accepts the connection, if the topic needs one."""
         if self.topic.tcp:
             self.own, _ = self.own.accept()
 
     def take(self) -> bool:
-        """Takes what is there, and notes which messages are whole now. Returns whether more may come."""
+        """Takes the data that is there, and notes which messages are now complete. Returns whether more may come."""
         data, now_ns = self.own.recv(RECEIVE_BYTES), time.time_ns()
         sizes = self.topic.sizes
         if not self.topic.tcp:
@@ -256,7 +256,7 @@ class _End:
 
 
 def _take(ends: Sequence[_End], part: Part) -> None:
-    """Takes topics, control or not."""
+    """Receives topics, control or not."""
     if ends[0].topic.control:
         _prompt()
     with selectors.DefaultSelector() as ready:
@@ -272,7 +272,7 @@ def _take(ends: Sequence[_End], part: Part) -> None:
 
 
 def _drain(own: socket.socket, part: Part) -> None:
-    """Takes the load of the other robot."""
+    """Receives the load from the other robot."""
     own, _ = own.accept()
     while (left := part.end + PATIENCE_S - time.monotonic()) > 0.0:
         own.settimeout(left)

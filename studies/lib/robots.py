@@ -1,10 +1,10 @@
 """One process of a fleet, for studies/fleet.py: some of the robots, or the process that gathers their states.
 
 Each robot is a separate participant on the network (a node, a session, a domain participant), like a separate machine;
-robots that share a process share its core and its GIL. Their phases are spread evenly over the period, because nobody
-starts robots in the same microsecond. Their clocks run slightly fast, so that their phases drift against the lists
-during a measurement and no system is lucky. A state contains its robot, its number, its creation time on the machine's
-only clock (T1), and padding.
+robots that share a process share its core and its GIL. Their phases are spread evenly over the period, because robots
+do not start in the same microsecond. Their clocks run slightly fast, so that their phases drift against the lists
+during a measurement, and no system is favoured by chance. A state contains its robot, its number, its creation time on
+the machine's only clock (T1), and padding.
 
 Commands arrive as lines on stdin, `go` and `count`, then any other; the findings are printed as the last line.
 """
@@ -28,12 +28,12 @@ STATE = struct.Struct("<HQQ")
 STATE_BYTES = 128
 """Bytes of a state: position, speed, battery and load, as for Dust's robots."""
 FIND_S = 120.0
-"""How long robots may take to find the gathering process."""
+"""Maximum time for robots to find the gathering process."""
 WARM_S = 1.0
 SLACK_NS = 1_000
-"""How late the kernel may make a timer; its default of 50 us would be noise on each figure."""
+"""Timer slack in the kernel; its default of 50 us would be noise on each figure."""
 FAST = 1.0001
-"""How much robots' clocks run fast: over 1000 lists, the distance between ten robots' phases."""
+"""Drift by which robots' clocks run fast: over 1000 lists, the distance between ten robots' phases."""
 
 
 class System(Protocol):
@@ -62,7 +62,7 @@ class Table:
             self.newest[robot] = state
 
     def next(self) -> list[bytes]:
-        # Lists keep their phase; missed ones are not caught up.
+        # Lists keep their phase; missed ones are skipped.
         now = time.monotonic()
         self.due_s += self.period_s * (1 + max(0.0, now - self.due_s) // self.period_s)
         time.sleep(max(0.0, self.due_s - now))
@@ -75,7 +75,7 @@ class Coorp:
     def __init__(self, folder: Path, many_to_one: bool) -> None:
         import coorp
 
-        # It is measured with and without keys on purpose, so the warning is not needed.
+        # Coorp is measured with and without keys on purpose, so the warning is not needed.
         warnings.filterwarnings("ignore", ".* is insecure", RuntimeWarning)
         self.coorp, self.folder, self.many_to_one = coorp, folder, many_to_one
         self.kept: list[Any] = []
@@ -130,7 +130,7 @@ class Cyclone:
         self.core, self.domain, self.pub, self.sub, self.topic = core, domain, pub, sub, topic
         self.state: Any = make_idl_struct("RobotState", "RobotState", {"data": types.sequence[types.uint8]})
         self.many_to_one = many_to_one
-        # The default of ROS 2.
+        # ROS 2's default.
         second = core.Policy.Reliability.Reliable(max_blocking_time=1_000_000_000)
         self.qos = core.Qos(second, core.Policy.History.KeepLast(10))
         self.kept: list[Any] = []
@@ -211,7 +211,7 @@ def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[
             put(STATE.pack(robot, number, time.monotonic_ns()) + padding)
         number += 1
         next_s += period_s
-        # States late by more than a period are not caught up.
+        # States late by more than a period are skipped.
         late_s = time.monotonic() - next_s
         if late_s > period_s:
             next_s += period_s * (late_s // period_s)
@@ -246,7 +246,8 @@ def be_tracker(system: System, robots: int, period_s: float, lists: int) -> dict
 
 
 def figures(taken: list[tuple[int, list[bytes]]]) -> dict[str, float]:
-    """From lists with the times at which they were taken: the ages of states, and the number that were not new."""
+    """Returns, from lists with the times at which they were taken, the ages of states and the number that were not
+    new."""
     known: dict[int, int] = {}
     ages_ns, fresh, due = [], 0, 0
     for taken_ns, states in taken:

@@ -20,9 +20,9 @@ MADE = REPOSITORY / "target" / "studies"
 PARALLEL = 2
 """Number of simulations at a time."""
 STARVED = "broken rule: the gate opens again"
-"""What `coorp` prints if a policy let no bulk pass for seconds, which it regards as a bug."""
+"""The text that `coorp` prints if a policy let no bulk pass for seconds, which it regards as a bug."""
 UNFIT = "does not fit this team"
-"""What `coorp` prints if a policy cannot run, such as SchedWiFi when its windows fill the period."""
+"""The text that `coorp` prints if a policy cannot run, such as SchedWiFi when its windows fill the period."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Result:
     airtime: dict[str, float]
     """Shares of the channel's time: data, control, idle."""
     flows: dict[str, FlowResult]
-    """By name. A policy without bulk or without control omits the flows that it does not run."""
+    """Results of flows, by name. A policy without bulk or without control omits the flows that it does not run."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Spread:
 
 
 def binary() -> Path | None:
-    """The program, or None after printing how to get it."""
+    """Returns the program; None, after printing how to get it, if it is missing."""
     path = Path(os.environ.get("COORP", REPOSITORY / "target" / "release" / "coorp")).resolve()
     if path.is_file():
         return path
@@ -152,7 +152,7 @@ class Simulator:
     def over_seeds(
         self, team: Team, policy: str, seeds: Iterable[int], duration_s: float, figure: Callable[[Result], float]
     ) -> Spread:
-        """One figure's mean and spread."""
+        """Returns one figure's mean and spread."""
         jobs = [Job(team, policy, seed, duration_s) for seed in seeds]
         return Spread.of(figure(result) for result in self.run(jobs).values())
 

@@ -1,14 +1,14 @@
-"""A robot's programs: TCP streams of which every byte is checked, and requests by UDP.
+"""A robot's programs: TCP streams with a check of every byte, and requests by UDP.
 
     python3 studies/lib/streams.py --robot NAME --streams FILE
 
-Each end of a stream sends numbered records, whose contents follow from the stream's name, and so does the other end.
-What arrives must be the other's records, whole and in order, up to the last byte: so a stream that is cut off is known
-to be a prefix. Both ends also hash what they send and what they receive. In the end each sends its hash, and the other
-one confirms it by its own.
+Both ends of a stream send numbered records, whose contents follow from the stream's name. The received bytes must be
+the other end's records, whole and in order, up to the last byte: so a stream that is cut off is known to be a prefix.
+Both ends also hash the bytes that they send and receive. At the end each sends its hash, and the other one confirms it
+with its own.
 
 `FILE` has the streams (`Stream`) and the robots' addresses, as JSON. Commands come by standard input, a line each:
-`open NAME`, `mark` (from now on, note when the next record comes), `finish`, and `report`, which prints a line of JSON.
+`open NAME`, `mark` (note the time of the next record), `finish`, and `report`, which prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from typing import Any
 
 NUMBER = struct.Struct("!Q")
 END, CONFIRMED = 2**64 - 1, 2**64 - 2
-"""In place of a record's number: a hash follows, of what was sent and of what was received."""
+"""Values in place of a record's number, before a hash of the sent or of the received bytes."""
 BULK_BYTES, CONTROL_BYTES = 16_376, 120
 BLOCK_BYTES = 1 << 18
 STRIDE = 4_099
 BUFFER_BYTES = 128 << 10
-"""Of a socket: what is still to be sent in the end."""
+"""Size of a socket's buffers, which bounds the unsent data at the end."""
 CONTROL_PERIOD_S = 0.02
 REQUEST_PERIOD_S = 0.05
 AGAIN_S = 0.05
@@ -55,7 +55,7 @@ class Stream:
 
 
 class Content:
-    """What one end of a stream sends."""
+    """The content that one end of a stream sends."""
 
     def __init__(self, stream: Stream, robot: str) -> None:
         self.block = random.Random(f"{stream.name} {robot}").randbytes(BLOCK_BYTES)
@@ -117,7 +117,7 @@ class End:
         await writer.drain()
 
     def take(self, piece: bytes, writer: asyncio.StreamWriter) -> None:
-        """Checks what has come, up to the last byte."""
+        """Checks the received bytes, up to the last one."""
         self.left += piece
         while len(self.left) >= NUMBER.size and not self.wrong:
             (number,) = NUMBER.unpack_from(self.left)
@@ -143,7 +143,7 @@ class End:
             del self.left[:taken]
 
     def conclude(self, what: int, digest: bytes, writer: asyncio.StreamWriter) -> None:
-        """The other end's hash has come, of what it sent or of what it received."""
+        """Handles the other end's hash of the bytes that it sent or received."""
         if what == END:
             self.is_heard = digest == self.heard.digest()
             writer.write(NUMBER.pack(CONFIRMED) + self.heard.digest())
@@ -168,7 +168,7 @@ class End:
 
 
 class Requests(asyncio.DatagramProtocol):
-    """Requests by UDP, and replies to those of others. What is lost is only counted."""
+    """Requests by UDP, and replies to others' requests. Lost datagrams are only counted."""
 
     def __init__(self) -> None:
         self.transport: asyncio.DatagramTransport | None = None
@@ -189,7 +189,7 @@ class Requests(asyncio.DatagramProtocol):
             self.answered += 1
 
     def error_received(self, exc: Exception) -> None:
-        """A request is lost."""
+        """Ignores the error; the request is lost."""
 
     async def ask(self, to: str, finish: asyncio.Event) -> None:
         assert self.transport is not None
@@ -206,7 +206,7 @@ class Requests(asyncio.DatagramProtocol):
 
 
 class Programs:
-    """What runs on one robot."""
+    """The programs of one robot."""
 
     def __init__(self, own: str, addresses: dict[str, str], streams: list[Stream]) -> None:
         self.own, self.addresses = own, addresses
@@ -249,7 +249,7 @@ class Programs:
         task.add_done_callback(self.tasks.discard)
 
     async def open(self, stream: Stream) -> None:
-        """Connects, however long there is no way, and again if nothing came before it was reset."""
+        """Connects, however long there is no route, and again if the connection was reset before any byte arrived."""
         to = (self.addresses[stream.answerer], stream.port)
         while True:
             opened = checked_socket()
@@ -271,7 +271,7 @@ class Programs:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             end = End(stream, self.own)
             known = self.ends.setdefault(stream.name, end)
-            # Nothing came on the one before: the opener has opened another.
+            # Nothing arrived on the previous connection: the opener has opened another.
             if known is not end and not known.received:
                 self.ends[stream.name] = end
             elif known is not end:
@@ -295,7 +295,7 @@ def checked_socket() -> socket.socket:
 
 
 def describe(streams: list[Stream], addresses: dict[str, str]) -> str:
-    """The file that the programs read."""
+    """Returns the content of the file that the programs read."""
     return json.dumps({"addresses": addresses, "streams": [dataclasses.asdict(stream) for stream in streams]})
 
 

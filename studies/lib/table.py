@@ -26,10 +26,10 @@ def show(titles: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool
 
 
 def number(value: float, digits: int = 1, *, sign: bool = False) -> str:
-    """A figure, or a dash if there is none."""
+    """Returns a figure, or a dash if there is none."""
     return "-" if math.isnan(value) else f"{value:{'+' if sign else ''}.{digits}f}"
 
 
 def percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
-    """A share as a percentage."""
+    """Returns a share as a percentage."""
     return "-" if math.isnan(share) else f"{number(100.0 * share, digits, sign=sign)} %"

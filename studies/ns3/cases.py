@@ -1,4 +1,4 @@
-"""The scenarios for both ns-3 and Coorp: one description, converted to ns-3 arguments and to a team file."""
+"""The scenarios for ns-3 and Coorp: one description, converted to ns-3 arguments and to a team file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Case:
 
     stations: int
     control: bool = False
-    """One more station has a periodic AC_VO flow."""
+    """Whether one more station has a periodic AC_VO flow."""
     both: bool = False
-    """Each saturated station has a periodic AC_VO flow."""
+    """Whether each saturated station has a periodic AC_VO flow."""
     width_mhz: int = 40
     mcs: int = 7
     streams: int = 2
@@ -40,7 +40,7 @@ class Case:
     jitter_ms: int = 2
     control_rate_mbps: int = 24
     quick: bool = False
-    """Also part of the short run."""
+    """Whether the case is also part of the short run."""
     note: str = ""
     """The differences from the standard settings."""
 
@@ -103,7 +103,7 @@ CASES: list[Case] = [*_throughput_cases(), *_latency_cases()]
 
 
 def ns3_arguments(case: Case) -> list[str]:
-    """The scenario's command line, without duration, seed and the two switches for ns-3's own behaviour."""
+    """Returns the scenario's command line, without duration, seed and the two switches for ns-3's own behaviour."""
     arguments = {
         "stations": case.stations,
         "control": int(case.control),
@@ -139,7 +139,8 @@ def _category_toml(name: str, category: Category) -> str:
 
 
 def team_file(case: Case, *, stock: bool = False) -> str:
-    """The same scenario as a Coorp team file with only flows. With `stock`, stations follow ns-3's own rules."""
+    """Returns the same scenario as a Coorp team file with only flows. With `stock`, stations follow ns-3's own
+    rules."""
     robots = [f"bulk-{i}" for i in range(case.stations)]
     flows = [(robot, robot, False) for robot in robots]
     if case.both:

@@ -39,7 +39,7 @@ MACROS = ["-DNS3_BUILD_PROFILE_RELEASE", "-DNS3_LOG_ENABLE", "-DNS3_ASSERT_ENABL
 
 
 class Missing(Exception):
-    """The study cannot run here; the message says why."""
+    """A reason why the study cannot run here, in the message."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def run(binary: Path, case: Case, duration_s: float, seed: int, *, stock: bool =
 
 
 def pool(runs: list[Run]) -> Run:
-    """Runs of one case with several seeds, combined."""
+    """Combines runs of one case with several seeds."""
     return Run(
         total_mbps=sum(r.total_mbps for r in runs) / len(runs),
         latency_ms=[ms for r in runs for ms in r.latency_ms],
@@ -121,6 +121,6 @@ def pool(runs: list[Run]) -> Run:
 
 
 def quantile(samples: list[float], q: float) -> float:
-    """The smallest sample that a share q of the samples does not exceed."""
+    """Returns the smallest sample that a share q of the samples does not exceed."""
     ordered = sorted(samples)
     return ordered[max(1, -int(-q * len(ordered) // 1)) - 1]

@@ -5,7 +5,7 @@
     python studies/ns3/run.py [--quick] [--stock] [--markdown]
 
 If ns-3 or g++ is missing, the study says so and succeeds. It exits with 1 if a figure is off by more than the limits
-below. docs/fidelity.md says what is matched on ns-3's side, and what is not.
+below. docs/fidelity.md says which settings match on ns-3's side, and which do not.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LATENCY_LIMIT = 0.15
 PARALLEL = 2
 """Number of concurrent ns-3 processes."""
 COORP_TIMES = 5
-"""How many times longer Coorp runs than ns-3, so that its part of the sampling error is small."""
+"""Duration of Coorp's runs over ns-3's, so that Coorp's part of the sampling error is small."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long ns-3 runs, in virtual seconds per seed."""
+    """Duration of ns-3's runs, in virtual seconds per seed."""
 
     throughput_s: float
     latency_s: float
@@ -140,7 +140,7 @@ def print_rows(rows: list[Row], *, markdown: bool) -> None:
 
 
 def speed(results: list[Result], of: Callable[[Result], peer.Run | Coorp]) -> float:
-    """Virtual seconds per wall-clock second over all cases."""
+    """Returns the virtual seconds per wall-clock second over all cases."""
     runs = [of(result) for result in results]
     return sum(run.virtual_s for run in runs) / sum(run.wall_s for run in runs)
 

@@ -1,24 +1,25 @@
-//! ROS 2 nodes on hiroz, which speaks `rmw_zenoh`'s protocol and knows nothing of Coorp: a robot of `studies/protect.py`
-//! (lib/peers.py), and its Zenoh router where no agent is it.
+//! ROS 2 nodes on hiroz, which speaks `rmw_zenoh`'s protocol and knows nothing of Coorp: a robot of
+//! `studies/protect.py` (lib/peers.py), and its Zenoh router if no agent is the router.
 //!
 //!     cargo build --release --manifest-path studies/ros2-zenoh/Cargo.toml
 //!
-//! `ros2-zenoh-node robot PLACE [--bulk]` is the node `/robot_PLACE`. Publishes each number that it reads (8 bytes, the highest
-//! first) as a `geometry_msgs/PoseStamped` on `/robot_PLACE/pose`, and writes the number of each that arrives on
-//! `/robot_PLACE/goal`. Each second it calls the service `/plan` (`example_interfaces/AddTwoInts`) and reads the parameter
-//! `robots` of the node `/leader`; it fails if one does not answer in time or answers wrongly. With `--bulk`, from number 1 on,
-//! it also publishes `sensor_msgs/Image`s of 1 MB on `/robot_PLACE/image`, each once the last one has been received, as the
-//! leader says on `/robot_PLACE/seen`.
+//! `ros2-zenoh-node robot PLACE [--bulk]` is the node `/robot_PLACE`. It publishes each number that it reads (8 bytes,
+//! the highest first) as a `geometry_msgs/PoseStamped` on `/robot_PLACE/pose`, and writes the number of each that
+//! arrives on `/robot_PLACE/goal`. Each second it calls the service `/plan` (`example_interfaces/AddTwoInts`) and reads
+//! the parameter `robots` of the node `/leader`; it fails if one does not answer in time or answers wrongly. With
+//! `--bulk`, from number 1 on, it also publishes `sensor_msgs/Image`s of 1 MB on `/robot_PLACE/image`, each once the
+//! last one has been received, as the leader says on `/robot_PLACE/seen`.
 //!
 //! `ros2-zenoh-node leader ROBOTS` is the node `/leader`. It answers each pose by a goal, and writes the bytes of each image
 //! (8 bytes).
 //!
-//! `ros2-zenoh-node router [ADDRESS...]` is a Zenoh router as `rmw_zenohd` is, which connects to those of other robots. It ends
-//! at once if one runs on this machine already.
+//! `ros2-zenoh-node router [ADDRESS...]` is a Zenoh router like `rmw_zenohd`, which connects to other robots' routers.
+//! It ends at once if a router already runs on this machine.
 //!
-//! All of them end with their input.
+//! Each of these ends with its input.
 //!
-//! Poses have ROS 2's default profile (reliable, keep last 10), images that of sensors (best effort, keep last 5).
+//! Poses have ROS 2's default profile (reliable, keep last 10), and images its sensor profile (best effort, keep last
+//! 5).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -46,10 +47,10 @@ const LINES: u32 = 1_000;
 const LINE_BYTES: u32 = 1_000;
 const PORT: u16 = 7447;
 const EACH: Duration = Duration::from_secs(1);
-/// How long a reply may take, and an image until it is sent again.
+/// Maximum time for a reply, and time until an image is sent again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A message of ROS 2, with its name there.
+/// Defines a message of ROS 2, with its ROS name.
 macro_rules! message {
     ($name:literal, $type:ident { $($fields:tt)* }) => {
         #[derive(Clone, Debug, Default, Serialize, Deserialize, MessageTypeInfo)]
@@ -184,7 +185,7 @@ fn robot(place: &str, bulk: bool) -> Outcome {
         publisher.publish(&stamped(number))?;
         if number > 0 && !asked {
             asked = true;
-            // There is room for one, and one is enough.
+            // There is room for one signal, and one is enough.
             let _ = started.try_send(());
             let node = node.clone();
             background(move || ask(&node));
@@ -193,7 +194,7 @@ fn robot(place: &str, bulk: bool) -> Outcome {
     Ok(())
 }
 
-/// Publishes images, from the word on.
+/// Publishes images, once `start` is signalled.
 fn send(name: &str, node: &ZNode, start: &Receiver<()>) -> Outcome {
     let qos = as_sensor();
     let publisher = node
@@ -213,7 +214,7 @@ fn send(name: &str, node: &ZNode, start: &Receiver<()>) -> Outcome {
     loop {
         image.header.stamp.sec += 1;
         publisher.publish(&image)?;
-        // One that is lost is sent again, as the next one.
+        // A lost image is sent again, as the next one.
         while seen
             .recv_timeout(PATIENCE)
             .is_ok_and(|seen| seen.header.stamp.sec < image.header.stamp.sec)
@@ -305,7 +306,7 @@ fn until_the_end() -> Outcome {
     process::exit(0)
 }
 
-/// Runs it in a thread, and ends the process if it fails.
+/// Runs `work` in a thread, and ends the process if it fails.
 fn background(work: impl FnOnce() -> Outcome + Send + 'static) {
     thread::spawn(|| {
         if let Err(problem) = work() {

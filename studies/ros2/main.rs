@@ -2,14 +2,14 @@
 //!
 //!     cargo build --release --manifest-path studies/ros2/Cargo.toml
 //!
-//! `ros2-node PLACE [--bulk]` is the node `/robot_PLACE`. Publishes each number that it reads (8 bytes, the highest first)
-//! as a `geometry_msgs/PoseStamped` on `/robot_PLACE/pose`, and writes the number of each that arrives on
+//! `ros2-node PLACE [--bulk]` is the node `/robot_PLACE`. It publishes each number that it reads (8 bytes, the highest
+//! first) as a `geometry_msgs/PoseStamped` on `/robot_PLACE/pose`, and writes the number of each that arrives on
 //! `/robot_PLACE/goal`. With `--bulk`, from number 1 on, it also publishes `sensor_msgs/Image`s of 1 MB on
-//! `/robot_PLACE/image`, each once the last one is acknowledged. All topics have ROS 2's default profile: reliable, keep
-//! last 10.
+//! `/robot_PLACE/image`, each once the last one is acknowledged. All topics have ROS 2's default profile: reliable,
+//! keep last 10.
 //!
-//! A reliable publisher of ros2-client queues up to 8,192 messages, and does not tell what is acknowledged. So images have a
-//! writer of RustDDS itself.
+//! A reliable publisher of ros2-client queues up to 8,192 messages, and does not report acknowledgements. So images
+//! have a writer of RustDDS itself.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -106,14 +106,14 @@ fn main() -> Outcome {
             orientation: [0.0, 0.0, 0.0, 1.0],
         })?;
         if number > 0 {
-            // There is room for one, and one is enough.
+            // There is room for one signal, and one is enough.
             let _ = started.try_send(());
         }
     }
     Ok(())
 }
 
-/// Runs it in a thread, and ends the process if it fails.
+/// Runs `work` in a thread, and ends the process if it fails.
 fn background(work: impl FnOnce() -> Outcome + Send + 'static) {
     thread::spawn(|| {
         if let Err(problem) = work() {
@@ -134,11 +134,11 @@ fn take(goals: &Subscription<PoseStamped>) -> Outcome {
     Ok(())
 }
 
-/// Publishes images, from the word on.
+/// Publishes images, once `start` is signalled.
 fn send(context: &Context, topic: &Topic, profile: &QosProfile, start: &Receiver<()>) -> Outcome {
     let publisher = context.domain_participant().create_publisher(&profile.into())?;
     let writer = publisher.create_datawriter_no_key_cdr::<Image>(topic, None)?;
-    // Nobody acknowledges before there is a subscriber.
+    // Nothing is acknowledged before there is a subscriber.
     block_on_stream(writer.as_async_status_stream())
         .find(|status| matches!(status, DataWriterStatus::PublicationMatched { .. }));
     start.recv()?;

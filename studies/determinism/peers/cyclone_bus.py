@@ -1,6 +1,6 @@
-"""CycloneDDS: reliable topics that keep all, and a wait set, which takes one message of each reader in turn.
+"""CycloneDDS: reliable topics that keep all messages, and a wait set, which takes one message of each reader in turn.
 
-So does an executor of ROS 2 with its subscriptions.
+An executor of ROS 2 does the same with its subscriptions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CycloneBus(Bus):
         core = self._core
         waits = core.WaitSet(self._participant)
         state = core.ViewState.Any | core.InstanceState.Any | core.SampleState.NotRead
-        # Kept, as a condition ends with its last reference.
+        # Kept, because a condition ends with its last reference.
         conditions = [core.ReadCondition(reader, state) for reader in self._readers.values()]
         for condition in conditions:
             waits.attach(condition)
@@ -60,11 +60,11 @@ class CycloneBus(Bus):
             waits.wait(timeout=10**9)
             for topic, reader in self._readers.items():
                 for sample in reader.take():
-                    # Something else tells of a writer that left.
+                    # A sample without data tells of a writer that left.
                     if hasattr(sample, "number"):
                         handle(topic, sample.number)
 
 
 def open_bus(role: str, folder: str) -> Bus:
-    """A node's bus."""
+    """Opens a node's bus."""
     return CycloneBus(role, folder)

@@ -52,5 +52,5 @@ class ZenohBus(Bus):
 
 
 def open_bus(role: str, folder: str) -> Bus:
-    """A node's bus."""
+    """Opens a node's bus."""
     return ZenohBus(role, folder)

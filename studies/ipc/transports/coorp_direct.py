@@ -1,4 +1,4 @@
-"""A program of reactors, whose processes send to one another directly and promise what they will not send."""
+"""A program of reactors whose processes send directly to one another, and promise what they will not send."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Coorp's memory for payloads, without the program of reactors that it is made for.
+"""Coorp's memory for payloads, without a program of reactors, for which it is made.
 
-The classes are private to the package (`coorp._native`). A receiver looks at its queue, and then sleeps.
+The classes are private to the package (`coorp._native`). A receiver checks its queue, and then sleeps.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ CHANNEL = "frame"
 
 
 def join(place: Place) -> Any:  # noqa: ANN401
-    """The domain of this group."""
+    """Joins the domain of this group."""
     native: Any = importlib.import_module("coorp._native")
     return native.Domain(place.name)
 
 
 class MemorySender(Sender):
-    """Fills a loan, or has an array copied into one."""
+    """Fills a loan, or makes the domain copy an array into one."""
 
     def __init__(self, place: Place) -> None:
         self._domain = join(place)

@@ -6,7 +6,7 @@ from ipc.place import HOP, Transport
 from ipc.transports.coorp_memory import Memory
 
 SPIN_S = 2e-3
-"""Longer than between two hops of this study."""
+"""Spinning time, longer than the time between two hops of this study."""
 
 
 class Spinning(Memory):

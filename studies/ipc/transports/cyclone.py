@@ -1,6 +1,6 @@
 """CycloneDDS through its Python binding.
 
-As its documentation has it: a reliable topic, and a wait set. A frame is an `array[uint8, n]`, which the binding
+As in its documentation: a reliable topic, and a wait set. A frame is an `array[uint8, n]`, which the binding
 carries as `bytes`; a `sequence[uint8]` becomes a list of integers and takes ten times as long. Its wheel has no
 shared memory. Packets are as large as UDP allows, and only the loopback interface is used.
 """
@@ -26,7 +26,7 @@ PATIENCE_S = 30
 
 
 def frame(size: int) -> Any:  # noqa: ANN401
-    """The type of frames of one size."""
+    """Returns the type of frames of one size."""
     idl: Any = importlib.import_module("cyclonedds.idl")
     types: Any = importlib.import_module("cyclonedds.idl.types")
     return idl.make_idl_struct(f"Frame{size}", f"Frame{size}", {"data": types.array[types.uint8, size]})
@@ -75,7 +75,7 @@ class CycloneReceiver(Receiver):
         self._readers = [sub.DataReader(participant, topic, qos=self._domain.qos) for topic in topics]
         self._waits = core.WaitSet(participant)
         state = core.ViewState.Any | core.InstanceState.Any | core.SampleState.NotRead
-        # Kept, as a condition ends with its last reference.
+        # Kept, because a condition ends with its last reference.
         self._conditions = [core.ReadCondition(reader, state) for reader in self._readers]
         for condition in self._conditions:
             self._waits.attach(condition)
@@ -85,7 +85,7 @@ class CycloneReceiver(Receiver):
             self._waits.wait(timeout=10**9)
             for reader in self._readers:
                 for sample in reader.take():
-                    # Something else tells of a writer that left.
+                    # A sample without data tells of a writer that left.
                     if hasattr(sample, "data") and not take(np.frombuffer(sample.data, np.uint8)):
                         return
 

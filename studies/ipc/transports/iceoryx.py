@@ -1,4 +1,4 @@
-"""iceoryx2 used plainly, through its Python package.
+"""Plain iceoryx2, through its Python package.
 
 As in its examples `publish_subscribe_dynamic_data` and `event_based_communication`: a slice of bytes, loaned and
 sent, and an event that wakes the receivers. Nothing is lost: a sender waits for room.
@@ -16,7 +16,7 @@ import numpy as np
 from ipc.place import Place, Receiver, Sender, Transport
 
 BUFFERED = 2
-"""Messages that wait for a receiver, and that it may hold."""
+"""Number of messages that may wait for a receiver, and that a receiver may hold."""
 
 
 class Services:

@@ -1,4 +1,4 @@
-"""Plasma 11, the store of HPRM and once of Ray, and a pipe for object ids.
+"""Plasma 11, the store of HPRM and formerly of Ray, and a pipe for object ids.
 
 As in its documentation: `put` and `get` of NumPy arrays, which are read without a copy, and for a loaned buffer
 `create`, fill and `seal`. The sender deletes an object before it stores the next one.
@@ -24,11 +24,11 @@ SIGNAL = struct.Struct("<B20s")
 """Whether the object was put, and its id."""
 RAW, PUT = range(2)
 MESSAGES_MAX = 8
-"""Room in the store, in messages of the largest size."""
+"""Size of the store, in messages of the largest size."""
 
 
 def connect(place: Place) -> tuple[Any, Any]:
-    """The module, and a client once the store listens."""
+    """Returns the module, and a client once the store listens."""
     plasma: Any = importlib.import_module("pyarrow.plasma")
     late = time.monotonic() + START_S
     while not Path(socket_path(place)).exists():
@@ -39,12 +39,12 @@ def connect(place: Place) -> tuple[Any, Any]:
 
 
 def socket_path(place: Place) -> str:
-    """Where the store listens."""
+    """Returns the path at which the store listens."""
     return f"{place.folder}/plasma"
 
 
 class PlasmaSender(Sender):
-    """Puts, or seals, and signals the id."""
+    """Puts or seals an object, and signals its id."""
 
     def __init__(self, place: Place) -> None:
         self._plasma, self._client = connect(place)
@@ -75,7 +75,7 @@ class PlasmaSender(Sender):
 
 
 class PlasmaReceiver(Receiver):
-    """Gets by id."""
+    """Gets objects by id."""
 
     def __init__(self, place: Place) -> None:
         self._plasma, self._client = connect(place)

@@ -1,4 +1,4 @@
-"""Ray's object store: each node is an actor, in a process of its own.
+"""Ray's object store: each node is an actor, in its own process.
 
 As its documentation recommends for large data: `ray.put` once, and the reference as an argument of a method of each
 receiver, which gets a read-only array over shared memory. An object cannot be filled in place, so there are no loans.

@@ -1,7 +1,7 @@
-"""One block of `multiprocessing.shared_memory` per sender, used again for each message, and a pipe for signals.
+"""One block of `multiprocessing.shared_memory` per sender, reused for each message, and a pipe for signals.
 
-What users build by hand. Nothing says when a receiver is done with the block, so a program that does not take turns,
-as this study does, needs more signals than are counted here.
+Users build this by hand. Nothing says when a receiver has finished with the block. So a program that does not take
+turns, as this study does, needs more signals than are counted here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGNAL = struct.Struct("<BQ")
 
 
 def block_name(place: Place, sender: int) -> str:
-    """The name of a sender's block."""
+    """Returns the name of a sender's block."""
     return f"{place.name}-block-{sender}"
 
 
@@ -68,7 +68,7 @@ class BlockReceiver(Receiver):
             assert isinstance(length, int)
             if sender not in views:
                 block = shared_memory.SharedMemory(block_name(self._place, sender))
-                # Otherwise the first reader that ends removes the block for all (cpython issue 82300).
+                # Otherwise the first reader to end removes the block for all (cpython issue 82300).
                 resource_tracker.unregister(f"/{block.name}", "shared_memory")
                 self._blocks[sender] = block
                 views[sender] = np.ndarray(self._place.bytes_max, np.uint8, block.buf)

@@ -18,11 +18,11 @@ from ipc.place import GATHER, Place, Receiver, Sender, Transport
 
 KEY = "frame"
 MESSAGES_MAX = 4
-"""Room in a sender's provider, in messages of the largest size."""
+"""Size of a sender's provider, in messages of the largest size."""
 
 
 def open_session(place: Place) -> tuple[Any, Any]:
-    """The module and a session. The node that is alone in its role listens, the others connect to it."""
+    """Returns the module and a session. The only node of its role listens, and the others connect to it."""
     zenoh: Any = importlib.import_module("zenoh")
     alone = (place.role == "receiver") == (place.pattern == GATHER)
     config = zenoh.Config()
@@ -36,7 +36,7 @@ def open_session(place: Place) -> tuple[Any, Any]:
 
 
 class ZenohSender(Sender):
-    """Copies into shared memory and puts it."""
+    """Copies arrays into shared memory, and puts them."""
 
     def __init__(self, place: Place) -> None:
         self._zenoh, self._session = open_session(place)
@@ -63,7 +63,7 @@ class ZenohSender(Sender):
 
 
 class ZenohReceiver(Receiver):
-    """Copies out of shared memory."""
+    """Copies messages out of shared memory."""
 
     def __init__(self, place: Place) -> None:
         _, self._session = open_session(place)
