@@ -302,7 +302,7 @@ def measure(folder: Path, program: Path, span_s: float) -> tuple[list[str], list
         problems.append(f"holders, queue or alive changed {len(odd)} times, first to {odd[0]}")
     if any(before[name]["links"] != after[name]["links"] for name in ROBOTS):
         links = {name: (before[name]["links"], after[name]["links"]) for name in ROBOTS}
-        problems.append(f"links were made anew (attempts, connected): {links}")
+        problems.append(f"links were opened again (attempts, connected): {links}")
     if not lead["control"] or lead["gap_ms"] > 1e3 * GAP_MAX_S:
         problems.append(f"control was silent for {number(lead['gap_ms'], 0)} ms")
     if not bulk:

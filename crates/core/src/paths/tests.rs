@@ -297,7 +297,7 @@ fn nobody_probes_paths_that_are_not_used_and_what_was_known_of_them_is_old() {
     let (mut now, mut probes) = (pair.now, 0);
     while let Some(deadline) = it.next_deadline() {
         now = deadline.as_nanos().max(now);
-        assert!(now < end, "it is probed for ever");
+        assert!(now < end, "it is probed forever");
         it.on_deadline(Instant::from_nanos(now));
         probes += std::iter::from_fn(|| it.poll())
             .filter(|action| matches!(action, PathAction::Probe(_)))
