@@ -97,6 +97,8 @@ studies: package build
 	@set -e; for study in $(filter-out studies/day.py,$(STUDIES)); do echo "== $$study"; $(PYTHON) $$study; done
 
 lint: package
+	.ci/prose
+	.ci/links
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
