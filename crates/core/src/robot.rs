@@ -36,6 +36,7 @@ mod models;
 mod peers;
 mod reports;
 mod riders;
+mod scope;
 mod turns;
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,8 @@ pub use message::{Arrived, ClockId, Message, Stamp, ARRIVED_MAX};
 pub use peers::{Carries, PathState, PathStatus};
 pub use reports::{Report, ReportAction, Reporters, Session, StateCopy};
 pub use riders::RIDERS_MAX;
+use scope::Scope;
+pub use scope::{Cursor, Look, Seen, LOOK_MAX, WATCHED};
 
 use crate::failover::Coordinator;
 use crate::paths::{PathAction, PathCopy, PathId};
@@ -139,7 +142,7 @@ pub struct Robot {
     riders: Riders,
     /// The reporters of this robot's states to the robots that gather them.
     pub reporters: Reporters,
-    /// The decisions made, for a recording.
+    /// The decisions made, for a recording and for whoever watches.
     #[serde(skip)]
     pub journal: Journal,
     wants_bulk: bool,
@@ -328,7 +331,7 @@ impl Robot {
 
     /// Starts to note decisions. Returns `false` if they are already being noted.
     pub fn begin_journal(&mut self) -> bool {
-        let begins = !self.journal.is_on();
+        let begins = !self.journal.records();
         if begins {
             self.journal.set(true);
         }
@@ -340,7 +343,33 @@ impl Robot {
         self.journal.set(false);
     }
 
-    /// Returns the decisions made since the last call.
+    /// What this robot did and noticed since a look ([`Look::cursor`]); at first, its current state. Whoever watches calls this
+    /// at least every [`WATCHED`]. No decision depends on it.
+    pub fn look(&mut self, since: Option<Cursor>, now: Instant) -> Look {
+        self.journal.at(now);
+        if self.journal.scope.watch(now) {
+            self.note_state(now);
+        }
+        self.journal.scope.look(self.clock, since, now)
+    }
+
+    /// Notes for who begins to watch what was decided before.
+    fn note_state(&mut self, now: Instant) {
+        let permitted = self.coordinator.is_some().then(|| Seen::Permitted(self.is_permitted(now)));
+        let window = Event::Window(Some(self.window()).filter(|window| window.end > now));
+        let gates = self.local.held().map(|path| Seen::Gate {
+            path: u8::try_from(path).unwrap_or(u8::MAX),
+            open: false,
+            for_window: false,
+        });
+        let state = [Some(Seen::Led(self.leader(now))), permitted];
+        for seen in state.into_iter().flatten().chain(gates) {
+            self.journal.scope.note(now, seen);
+        }
+        self.journal.scope.decided(now, &window);
+    }
+
+    /// The decisions made since the last call.
     pub fn take_journal(&mut self) -> Taken {
         self.journal.take()
     }
@@ -384,7 +413,7 @@ impl Robot {
 
     /// Returns when to call [`Robot::on_deadline`] next.
     pub fn next_deadline(&self) -> Instant {
-        // A recording needs each window. Otherwise it is enough that the gate, if it holds bulk, knows until when.
+        // Who records or watches has each window; else it is enough that the gate, if it holds bulk, knows until when.
         let deadlines = [
             self.local.window_deadline().filter(|_| self.journal.is_on()),
             self.local.gates_deadline(),

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use coorp_core::robot::{Answer, Input, Robot, RobotConfig, Taken};
+use coorp_core::robot::{Answer, Cursor, Input, Look, Robot, RobotConfig, Taken};
 use coorp_core::Instant;
 use serde::{Deserialize, Serialize};
 
@@ -196,6 +196,10 @@ impl Flown {
 
     pub fn take_journal(&mut self) -> Taken {
         self.robot.take_journal()
+    }
+
+    pub fn look(&mut self, since: Option<Cursor>, now: Instant) -> Look {
+        self.robot.look(since, now)
     }
 }
 

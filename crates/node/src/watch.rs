@@ -1,8 +1,11 @@
 //! The operator's view of a team: asks every robot that it can reach for its status.
 //!
-//! It is a client of the robots' links with the operator's certificate. It accepts a robot's status only about that
-//! robot: the certificate at the other end says whose status it is. It brings the list of revoked certificates beside
-//! its keys, if there is one.
+//! It is a client of the robots' links with the operator's certificate. It takes a robot's word for that robot alone: the
+//! certificate at the other end says whose status it is. It brings the list of revoked certificates that lies beside its
+//! keys, if there is one.
+//!
+//! [`Watch::look`] asks all robots at once. [`Watch::follow`] keeps asking each of them what it did and noticed since the last
+//! time, over one of its paths, and compares its clock with the operator's: then all that happens has one time.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,7 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
+use coorp_core::clock::{ClockEstimate, Offset};
 use coorp_core::paths::PathId;
+use coorp_core::robot::Look;
 use coorp_core::RobotId;
 use coorp_team::Team;
 use quinn::rustls::pki_types::CertificateDer;
@@ -26,7 +31,7 @@ use crate::quic::{connect, is_over_certificates, is_signed_by, lengths, Credenti
 use crate::revoked::Revoked;
 use crate::status::Status;
 use crate::sync::lock;
-use crate::wire::{self, Frame, StatusQuery};
+use crate::wire::{self, Frame, LookQuery, Looked, StatusQuery};
 use crate::Error;
 
 /// Time limit for a robot's answer, and for connecting before that.
@@ -36,6 +41,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const RETRY_REFUSED: Duration = Duration::from_secs(3);
 /// Maximum time for which ending waits for the threads.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// The operator's clock at the start, such that no robot's earlier event is before its zero.
+const STARTED: coorp_core::Instant = coorp_core::Instant::from_nanos(1_000_000_000_000);
 
 /// Watches a team from outside it.
 #[derive(Debug)]
@@ -53,9 +60,25 @@ struct Shared {
     client: quinn::ClientConfig,
     endpoint: Endpoint,
     seats: BTreeMap<(RobotId, PathId), Seat>,
-    /// The reasons why robots that are present do not answer.
+    /// When [`STARTED`] was.
+    started: Instant,
+    /// Why robots that are there do not answer.
     refusals: std::sync::Mutex<BTreeMap<(RobotId, PathId), &'static str>>,
 }
+
+/// A robot's answer to one who follows it.
+#[derive(Clone, Debug)]
+pub struct Glance {
+    /// What it did and noticed since the last glance.
+    pub look: Look,
+    /// How far its clock is ahead of the operator's ([`Watch::now`]).
+    pub offset: Offset,
+    /// Its status, now and then.
+    pub status: Option<Box<Status>>,
+}
+
+/// Takes what robots answer; `None` if one does not.
+type Tell = Arc<dyn Fn(RobotId, Option<Glance>) + Send + Sync>;
 
 /// One path to a robot, because some may be dead.
 #[derive(Debug, Default)]
@@ -121,6 +144,7 @@ impl Watch {
             team,
             endpoint,
             seats,
+            started: Instant::now(),
             refusals: std::sync::Mutex::default(),
         });
         threads.tasks().spawn(Box::pin(dial(shared.clone())));
@@ -151,7 +175,27 @@ impl Watch {
         found.into_iter().map(|(_, status)| status).collect()
     }
 
-    /// Returns the robots that are present and refuse the operator, and why.
+    /// Asks each robot `every` so often what it did and noticed, and for its status each `status_every`th time, until this is
+    /// dropped. `tell` must not block; while a robot does not answer, it is told that now and then.
+    pub fn follow(
+        &self,
+        every: Duration,
+        status_every: u32,
+        tell: impl Fn(RobotId, Option<Glance>) + Send + Sync + 'static,
+    ) {
+        let tell: Tell = Arc::new(tell);
+        for robot in (0u16..).map(RobotId).take(self.shared.team.robots.len()) {
+            let following = follow(self.shared.clone(), robot, (every, status_every), tell.clone());
+            self.threads.tasks().spawn(Box::pin(following));
+        }
+    }
+
+    /// The operator's clock, which [`Glance::offset`] compares others with.
+    pub fn now(&self) -> coorp_core::Instant {
+        self.shared.now()
+    }
+
+    /// The robots that are there and refuse the operator, and why.
     pub fn refusals(&self) -> Vec<(RobotId, &'static str)> {
         let refusals: BTreeMap<RobotId, _> = lock(&self.shared.refusals)
             .iter()
@@ -281,18 +325,38 @@ impl Shared {
     }
 
     async fn ask(&self, robot: RobotId, path: PathId) -> Option<Status> {
+        let mut status: Status = self.answer(robot, path, &StatusQuery).await?.0;
+        self.name(robot, &mut status);
+        Some(status)
+    }
+
+    /// It is the certificate that says who answers.
+    fn name(&self, robot: RobotId, status: &mut Status) {
+        self.team.robots[usize::from(robot.0)]
+            .name
+            .clone_into(&mut status.robot);
+    }
+
+    /// A robot's answer over a path, and when the question went.
+    async fn answer<A: Frame>(
+        &self,
+        robot: RobotId,
+        path: PathId,
+        query: &impl Frame,
+    ) -> Option<(A, coorp_core::Instant)> {
         let seat = self.seats.get(&(robot, path))?;
         let asked = async {
             loop {
                 if let Some(open) = &mut *seat.open.lock().await {
-                    return open.ask().await;
+                    let sent_at = self.now();
+                    return open.ask(query).await.map(|answer| (answer, sent_at));
                 }
                 seat.opened.notified().await;
             }
         };
         let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
-        let Some(mut status) = answer.ok().flatten() else {
-            // A late answer would be taken for the answer to the next question.
+        let Some(answer) = answer.ok().flatten() else {
+            // A late answer would be taken for one to the next question.
             if let Some(open) = seat.open.lock().await.take() {
                 open.connection.close(0u8.into(), b"no answer");
             }
@@ -300,17 +364,60 @@ impl Shared {
         };
         seat.answers.fetch_add(1, Ordering::AcqRel);
         lock(&self.refusals).remove(&(robot, path));
-        self.team.robots[usize::from(robot.0)]
-            .name
-            .clone_into(&mut status.robot);
-        Some(status)
+        Some(answer)
+    }
+
+    /// The paths over which a robot can be asked, those first that answered last.
+    fn open_to(&self, robot: RobotId) -> Vec<PathId> {
+        let seats = self.seats.range((robot, PathId(0))..=(robot, PathId(u8::MAX)));
+        let is_open = |seat: &Seat| seat.open.try_lock().is_ok_and(|open| open.is_some());
+        let open = seats.filter(|(_, seat)| is_open(seat));
+        open.map(|((_, path), _)| *path).collect()
+    }
+
+    fn now(&self) -> coorp_core::Instant {
+        let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        STARTED + coorp_core::Duration::from_nanos(elapsed)
+    }
+}
+
+/// Keeps asking one robot.
+async fn follow(shared: Arc<Shared>, robot: RobotId, (every, status_every): (Duration, u32), tell: Tell) {
+    let (mut since, mut clock, mut last) = (None, ClockEstimate::default(), None);
+    // Not all at once.
+    let robots = u32::try_from(shared.team.robots.len()).unwrap_or(1).max(1);
+    tokio::time::sleep(every * u32::from(robot.0) / robots).await;
+    for round in 0u32.. {
+        let began = tokio::time::Instant::now();
+        let paths = shared.open_to(robot);
+        // It stays with the path that answers.
+        let path = last.filter(|last| paths.contains(last)).or(paths.first().copied());
+        let status = since.is_none() || round % status_every.max(1) == 0;
+        let answer = match path {
+            Some(path) => shared.answer::<Looked>(robot, path, &LookQuery { since, status }).await,
+            None => None,
+        };
+        last = path.filter(|_| answer.is_some());
+        tell(
+            robot,
+            answer.map(|(Looked { look, mut status }, sent_at)| {
+                clock.on_exchange(look.clock.0, sent_at, look.now, look.now, shared.now());
+                since = Some(look.cursor());
+                if let Some(status) = &mut status {
+                    shared.name(robot, status);
+                }
+                let offset = clock.offset(shared.now()).map_or(Offset::NONE, |(_, offset)| offset);
+                Glance { look, offset, status }
+            }),
+        );
+        tokio::time::sleep_until(began + every).await;
     }
 }
 
 impl Open {
-    async fn ask(&mut self) -> Option<Status> {
-        self.send.write_all(&wire::prefixed(&StatusQuery)).await.ok()?;
-        let answer = read_frame(&mut self.receive, Status::BYTES_MAX).await.ok()?;
+    async fn ask<A: Frame>(&mut self, query: &impl Frame) -> Option<A> {
+        self.send.write_all(&wire::prefixed(query)).await.ok()?;
+        let answer = read_frame(&mut self.receive, A::BYTES_MAX).await.ok()?;
         wire::decode(&answer).ok()
     }
 }

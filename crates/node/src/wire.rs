@@ -19,6 +19,8 @@ use coorp_core::Instant;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::status::Status;
+
 /// The version of all frames.
 pub const VERSION: u8 = 7;
 
@@ -129,7 +131,36 @@ impl Frame for StatusQuery {
     const BYTES_MAX: usize = HEADER_BYTES;
 }
 
-/// The newest list of revoked certificates that the sender has: an X.509 CRL, signed by the team's authority.
+/// The operator asks what a robot has done and noticed since the last look, and perhaps for its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LookQuery {
+    /// [`robot::Look::cursor`] of the last look.
+    pub since: Option<robot::Cursor>,
+    /// Whether to answer with the status too.
+    pub status: bool,
+}
+
+impl Frame for LookQuery {
+    const KIND: u8 = 27;
+    const BYTES_MAX: usize = HEADER_BYTES + 22;
+}
+
+/// The answer to a [`LookQuery`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Looked {
+    /// What the robot has seen.
+    pub look: robot::Look,
+    /// Its status, if that was asked for.
+    pub status: Option<Box<Status>>,
+}
+
+impl Frame for Looked {
+    const KIND: u8 = 28;
+    /// An event takes up to 24 bytes.
+    const BYTES_MAX: usize = Status::BYTES_MAX + 64 + 24 * robot::LOOK_MAX;
+}
+
+/// The newest list of revoked certificates that its sender has: an X.509 CRL, which the team's authority has signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocations {
     /// The list, as DER.

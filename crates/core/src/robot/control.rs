@@ -19,7 +19,8 @@ use crate::{Duration, FlowId, Instant, RobotId};
 
 use super::flow::OwnFlow;
 use super::lead::{level_from_wire, level_to_wire, BLIND_AFTER};
-use super::{Action, Arrived, FlowKey, Judged, Message, Robot, Route, Stamp, ARRIVED_MAX};
+use super::scope::micros;
+use super::{Action, Arrived, FlowKey, Judged, Message, Robot, Route, Seen, Stamp, ARRIVED_MAX};
 
 /// Longest time for which arrivals at the leader are collected for one notice. Each notice is a frame on the air, so
 /// arrivals are reported together, once no more are due.
@@ -137,6 +138,7 @@ impl Robot {
     /// Handles a control message that this robot makes. Returns the stamp to send with it.
     pub fn on_control(&mut self, flow: FlowId, now: Instant) -> Stamp {
         let flow = flow.0 as u8;
+        self.journal.scope.made(flow, now);
         let put_off = self.is_put_off(flow, now);
         self.local.on_message(flow, put_off, now);
         if self.is_foreign(flow) {
@@ -175,6 +177,7 @@ impl Robot {
 
     /// Records that a control message of this robot has left its WNIC, delivered or given up.
     pub fn on_control_left(&mut self, flow: FlowId, now: Instant) {
+        self.journal.scope.left(flow.0 as u8, now);
         self.local.on_message_sent(flow.0 as u8, now);
         if self.commands_waiting > 0 && !self.is_foreign(flow.0 as u8) {
             self.commands_waiting -= 1;
@@ -200,6 +203,8 @@ impl Robot {
         if let (Some(made_at), Some(bound)) = (made_at, stamp.bound) {
             self.judge_message(now.since(made_at) > bound, now);
         }
+        let (flow, age_us) = (stamp.flow, made_at.map(|made_at| micros(now.since(made_at))));
+        self.journal.scope.note(now, Seen::Arrived { from, flow, age_us });
         let made_at = made_at.unwrap_or(now).min(now);
         let message = Arrived {
             robot: from,
@@ -210,6 +215,8 @@ impl Robot {
         if leader == Some(from) {
             if let Some(began) = self.loop_began.take() {
                 (self.last_loop, self.loop_ended) = (Some(now.since(began)), Some(now));
+                let took_us = micros(now.since(began));
+                self.journal.scope.note(now, Seen::Loop { took_us });
             }
         } else if leader == Some(self.me) {
             self.judge_loop(message, stamp.last_loop, now);

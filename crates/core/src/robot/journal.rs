@@ -1,10 +1,12 @@
 //! Keeps a robot's decisions for a recording until they are taken, up to a limit.
 //!
-//! The gate decides about every datagram. Only [`GATE_MAX`] of its openings and closings are kept per second. Each says
-//! how many were left out before it. The journal is off unless something records.
+//! The gate decides about every datagram. Only [`GATE_MAX`] of its openings and closings are kept of each second, and each
+//! says how many were left out before it. The journal is off unless something records. What it is told also goes to the
+//! [`Scope`], for whoever watches.
 
 use std::collections::VecDeque;
 
+use super::Scope;
 use crate::failover::{Epoch, Message};
 use crate::paths::PATHS_MAX;
 use crate::windows::Window;
@@ -72,6 +74,8 @@ pub type Taken = (VecDeque<(Instant, Event)>, u64);
 /// The journal. Set the time before noting anything in it.
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
+    /// What those see who watch.
+    pub scope: Scope,
     on: bool,
     now: Instant,
     events: VecDeque<(Instant, Event)>,
@@ -83,17 +87,24 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Switches the journal on or off, and clears it.
+    /// Switches it on or off, and forgets what it holds for a recording.
     pub fn set(&mut self, on: bool) {
         *self = Journal {
+            scope: std::mem::take(&mut self.scope),
             on,
             now: self.now,
             ..Journal::default()
         };
     }
 
-    /// Returns whether the journal is on.
+    /// Returns whether something records or somebody watches.
+    #[inline]
     pub fn is_on(&self) -> bool {
+        self.on || self.scope.is_on()
+    }
+
+    /// Returns whether something records.
+    pub fn records(&self) -> bool {
         self.on
     }
 
@@ -109,6 +120,9 @@ impl Journal {
 
     /// Notes a decision, at the time set last.
     pub fn note(&mut self, event: Event) {
+        if self.scope.is_on() {
+            self.scope.decided(self.now, &event);
+        }
         if !self.on {
             return;
         }
@@ -134,7 +148,7 @@ impl Journal {
     /// Notes the gate's answer about a datagram, if it differs from the last.
     #[inline]
     pub fn gate(&mut self, path: usize, open: bool, for_window: bool, in_flight: usize) {
-        if self.on {
+        if self.is_on() {
             self.note_gate(path, open, for_window, in_flight);
         }
     }

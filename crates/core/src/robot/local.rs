@@ -319,7 +319,13 @@ impl Local {
         }
     }
 
-    /// Returns when a gate that holds bulk opens.
+    /// The paths whose gates hold bulk.
+    pub fn held(&self) -> impl Iterator<Item = usize> + '_ {
+        let gates = self.gates.iter().enumerate();
+        gates.filter(|(_, gate)| gate.is_paused()).map(|(path, _)| path)
+    }
+
+    /// When a gate that holds bulk opens.
     pub fn gates_deadline(&self) -> Option<Instant> {
         self.gates.iter().filter_map(Gate::next_deadline).min()
     }
@@ -387,6 +393,7 @@ impl Robot {
     /// Records that a bulk packet that entered at `entered_at` left at `left_at`. `left` counts the packets that had
     /// left when it entered, and that have left now, including this one.
     pub fn on_left(&mut self, path: usize, left: (u64, u64), entered_at: Instant, left_at: Instant) {
+        self.journal.scope.bulk(path, entered_at, left_at);
         let local = &mut self.local;
         if let (Some(gate), Some(aggregates)) = (local.gates.get_mut(path), local.aggregates.get_mut(path)) {
             if let Some(sample) = aggregates.on_left(left.0, left.1, entered_at, left_at) {
@@ -401,6 +408,7 @@ impl Robot {
     /// has left.
     #[inline]
     pub fn on_completed(&mut self, path: usize, ahead: usize, entered_at: Instant, left_at: Instant) {
+        self.journal.scope.bulk(path, entered_at, left_at);
         if let Some(gate) = self.local.gates.get_mut(path) {
             gate.on_complete(ahead, entered_at, left_at);
         }

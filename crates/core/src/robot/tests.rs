@@ -139,6 +139,65 @@ fn windows_wake_nobody_who_does_not_ask_but_for_a_recording() {
 }
 
 #[test]
+fn who_watches_sees_what_is_decided_and_when() {
+    let mut robot = robot("edca+local");
+    let flow = robot.add_flow(None).unwrap();
+    for message in 1..=30 {
+        run(&mut robot, at(20 * message));
+        make(&mut robot, flow, at(20 * message));
+    }
+    let asks = |robot: &mut Robot, ms| robot.handle(Input::MayPass { path: 0, n: 0 }, at(ms));
+    assert_eq!(asks(&mut robot, 610), Answer::Yes);
+    let first = robot.look(None, at(610));
+    assert_eq!(first.events[0], (0, Seen::Led(Some(RobotId(0)))));
+    let window = first.events.iter().find_map(|(_, seen)| match seen {
+        Seen::Window(window) => *window,
+        _ => None,
+    });
+    assert!(window.is_some_and(|(ahead, _)| (5_000..=10_000).contains(&ahead)), "{window:?}");
+    assert_eq!(asks(&mut robot, 620), Answer::No);
+    robot.handle(Input::Control(flow), at(621));
+    robot.handle(Input::ControlLeft(flow), at(623));
+    arrive(&mut robot, RobotId(0), 4, at(620), at(625));
+    run(&mut robot, at(635));
+    assert_eq!(asks(&mut robot, 635), Answer::Yes);
+    let second = robot.look(Some(first.cursor()), at(640));
+    let gate = |open| Seen::Gate {
+        path: 0,
+        open,
+        for_window: !open,
+    };
+    for (ms, seen) in [
+        (620, gate(false)),
+        (623, Seen::Control { flow: 0, took_us: 2_000 }),
+        (635, gate(true)),
+    ] {
+        assert!(second.events.contains(&((640 - ms) * 1_000, seen)), "no {seen:?}: {second:?}");
+    }
+    let arrived = |(_, seen): &(u32, Seen)| matches!(seen, Seen::Arrived { from: RobotId(0), flow: 4, .. });
+    assert!(second.events.iter().any(arrived), "{second:?}");
+    let moved = |(_, seen): &(u32, Seen)| matches!(seen, Seen::Window(Some(_)));
+    assert!(second.events.iter().any(moved), "the next window: {second:?}");
+}
+
+/// A recording and watchers do not take each other's notes.
+#[test]
+fn a_recording_may_begin_while_somebody_watches() {
+    let mut robot = robot("coorp");
+    let first = robot.look(None, at(1));
+    assert!(robot.begin_journal());
+    robot.journal.at(at(2));
+    robot.journal.note(Event::Permitted(true));
+    assert_eq!(robot.take_journal().0, [(at(2), Event::Permitted(true))]);
+    let seen = robot.look(Some(first.cursor()), at(3)).events;
+    assert_eq!(seen, [(1_000, Seen::Permitted(true))]);
+    robot.end_journal();
+    robot.journal.note(Event::Permitted(false));
+    assert!(robot.take_journal().0.is_empty());
+    assert_eq!(robot.look(None, at(4)).events.len(), first.events.len() + 2);
+}
+
+#[test]
 fn what_others_say_is_due_holds_bulk_until_they_say_otherwise() {
     let mut robot = robot("edca+local");
     let ms = Duration::from_millis;

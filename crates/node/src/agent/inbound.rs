@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use coorp_core::paths::PathId;
-use coorp_core::robot::{Input, Message};
+use coorp_core::robot::{Cursor, Input, Look, Message};
 use coorp_core::RobotId;
 
 use super::Agent;
@@ -223,6 +223,10 @@ impl Receiver for Agent {
 
     fn status(&self) -> Status {
         Agent::status(self)
+    }
+
+    fn look(&self, since: Option<Cursor>) -> Look {
+        self.robot.tell(|robot, now| robot.look(since, now))
     }
 
     fn on_revocations(&self, from: &str, frame: &[u8]) {

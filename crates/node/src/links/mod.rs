@@ -17,8 +17,8 @@
 //! (`socket.rs`), at both ends. No congestion window holds control back: it is small and periodic, and of no use if
 //! late (decision 13).
 //!
-//! The operator connects to the same port, and may ask for the status; anything else is refused (`operator.rs`). Left
-//! out: resumption without a new handshake.
+//! The operator connects to the same port, and may ask for the status and what the robot has seen; nothing else of it is heard
+//! (`operator.rs`). Left out: resumption without a new handshake.
 
 mod dial;
 mod operator;
@@ -37,6 +37,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use coorp_core::admission::Reason;
 use coorp_core::paths::PathId;
+use coorp_core::robot::{Cursor, Look};
 use coorp_core::{Instant, RobotId};
 use coorp_team::Team;
 use quinn::{Connection, ConnectionError, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
@@ -100,7 +101,9 @@ pub(crate) trait Receiver: Send + Sync {
     fn on_twins(&self, robot: RobotId, at: Vec<IpAddr>);
     /// Returns the status, for the operator.
     fn status(&self) -> Status;
-    /// Handles a list of revoked certificates.
+    /// The operator asks what the robot has seen since its last look.
+    fn look(&self, since: Option<Cursor>) -> Look;
+    /// A list of revoked certificates arrived.
     fn on_revocations(&self, from: &str, frame: &[u8]);
 }
 

@@ -4,7 +4,6 @@ use std::path::Path;
 use super::guest::{packed, unpacked, Failure, FromGuest, Lengths, ToGuest, HEAD_BYTES};
 use super::*;
 use crate::links::MESSAGE_BYTES_MAX;
-use crate::status::Status;
 use coorp_core::arrival::TimeModel;
 use coorp_core::failover::{self, Epoch};
 use coorp_core::robot::ClockId;
@@ -51,6 +50,43 @@ fn the_longest_list_of_revoked_certificates_fits() {
     assert_eq!(decode(&encode(&longest)), Ok(longest.clone()));
     longest.list.push(7);
     assert!(encode(&longest).is_empty());
+}
+
+#[test]
+fn the_longest_look_fits() {
+    let most = u32::MAX;
+    let longest = [
+        robot::Seen::Window(Some((i32::MIN, most))),
+        robot::Seen::Control { flow: 255, took_us: most },
+        robot::Seen::Arrived {
+            from: RobotId(u16::MAX),
+            flow: 255,
+            age_us: Some(most),
+        },
+        robot::Seen::Bulk {
+            path: 255,
+            took_us: most,
+            packets: most,
+        },
+    ];
+    for seen in longest {
+        let look = robot::Look {
+            clock: CLOCK,
+            now: ALL,
+            next: u64::MAX,
+            lost: u64::MAX,
+            events: vec![(most, seen); robot::LOOK_MAX],
+        };
+        let looked = Looked { look, status: None };
+        let frame = encode(&looked);
+        assert!((1..=Looked::BYTES_MAX - Status::BYTES_MAX).contains(&frame.len()), "{seen:?}");
+        assert_eq!(decode(&frame), Ok(looked));
+    }
+    let query = LookQuery {
+        since: Some((CLOCK, u64::MAX)),
+        status: true,
+    };
+    assert_eq!(decode(&encode(&query)), Ok(query));
 }
 
 #[test]
@@ -308,14 +344,16 @@ macro_rules! readers {
     };
 }
 
-/// Returns all kinds.
-fn readers() -> [Reader; 12] {
+/// All kinds.
+fn readers() -> [Reader; 14] {
     readers![
         robot::Message,
         Hello,
         Gathering,
         Revocations,
         StatusQuery,
+        LookQuery,
+        Looked,
         Status,
         Begin,
         Answer,
