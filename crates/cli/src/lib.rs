@@ -8,6 +8,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod charts;
 mod check;
 mod emu;
 pub mod failure;

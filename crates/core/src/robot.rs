@@ -355,7 +355,10 @@ impl Robot {
 
     /// Notes for who begins to watch what was decided before.
     fn note_state(&mut self, now: Instant) {
-        let permitted = self.coordinator.is_some().then(|| Seen::Permitted(self.is_permitted(now)));
+        let permitted = self
+            .coordinator
+            .is_some()
+            .then(|| Seen::Permitted(self.is_permitted(now)));
         let window = Event::Window(Some(self.window()).filter(|window| window.end > now));
         let gates = self.local.held().map(|path| Seen::Gate {
             path: u8::try_from(path).unwrap_or(u8::MAX),

@@ -77,8 +77,13 @@ pub struct Glance {
     pub status: Option<Box<Status>>,
 }
 
-/// Takes what robots answer; `None` if one does not.
-type Tell = Arc<dyn Fn(RobotId, Option<Glance>) + Send + Sync>;
+/// One who follows a team. Its methods must not block.
+pub trait Follower: Send + Sync {
+    /// Returns whether robots are to be asked now: it takes some of their airtime.
+    fn wants(&self) -> bool;
+    /// What a robot answers; `None` if it does not.
+    fn on_glance(&self, robot: RobotId, glance: Option<Glance>);
+}
 
 /// One path to a robot, because some may be dead.
 #[derive(Debug, Default)]
@@ -176,16 +181,10 @@ impl Watch {
     }
 
     /// Asks each robot `every` so often what it did and noticed, and for its status each `status_every`th time, until this is
-    /// dropped. `tell` must not block; while a robot does not answer, it is told that now and then.
-    pub fn follow(
-        &self,
-        every: Duration,
-        status_every: u32,
-        tell: impl Fn(RobotId, Option<Glance>) + Send + Sync + 'static,
-    ) {
-        let tell: Tell = Arc::new(tell);
+    /// dropped.
+    pub fn follow(&self, every: Duration, status_every: u32, follower: &Arc<dyn Follower>) {
         for robot in (0u16..).map(RobotId).take(self.shared.team.robots.len()) {
-            let following = follow(self.shared.clone(), robot, (every, status_every), tell.clone());
+            let following = follow(self.shared.clone(), robot, (every, status_every), follower.clone());
             self.threads.tasks().spawn(Box::pin(following));
         }
     }
@@ -382,13 +381,23 @@ impl Shared {
 }
 
 /// Keeps asking one robot.
-async fn follow(shared: Arc<Shared>, robot: RobotId, (every, status_every): (Duration, u32), tell: Tell) {
+async fn follow(
+    shared: Arc<Shared>,
+    robot: RobotId,
+    (every, status_every): (Duration, u32),
+    follower: Arc<dyn Follower>,
+) {
     let (mut since, mut clock, mut last) = (None, ClockEstimate::default(), None);
     // Not all at once.
     let robots = u32::try_from(shared.team.robots.len()).unwrap_or(1).max(1);
     tokio::time::sleep(every * u32::from(robot.0) / robots).await;
     for round in 0u32.. {
         let began = tokio::time::Instant::now();
+        if !follower.wants() {
+            since = None;
+            tokio::time::sleep(every).await;
+            continue;
+        }
         let paths = shared.open_to(robot);
         // It stays with the path that answers.
         let path = last.filter(|last| paths.contains(last)).or(paths.first().copied());
@@ -398,18 +407,17 @@ async fn follow(shared: Arc<Shared>, robot: RobotId, (every, status_every): (Dur
             None => None,
         };
         last = path.filter(|_| answer.is_some());
-        tell(
-            robot,
-            answer.map(|(Looked { look, mut status }, sent_at)| {
-                clock.on_exchange(look.clock.0, sent_at, look.now, look.now, shared.now());
-                since = Some(look.cursor());
-                if let Some(status) = &mut status {
-                    shared.name(robot, status);
-                }
-                let offset = clock.offset(shared.now()).map_or(Offset::NONE, |(_, offset)| offset);
-                Glance { look, offset, status }
-            }),
-        );
+        let glance = answer.map(|(Looked { look, mut status }, sent_at)| {
+            let now = shared.now();
+            clock.on_exchange(look.clock.0, sent_at, look.now, look.now, now);
+            since = Some(look.cursor());
+            if let Some(status) = &mut status {
+                shared.name(robot, status);
+            }
+            let offset = clock.offset(now).map_or(Offset::NONE, |(_, offset)| offset);
+            Glance { look, offset, status }
+        });
+        follower.on_glance(robot, glance);
         tokio::time::sleep_until(began + every).await;
     }
 }

@@ -15,6 +15,7 @@ mod rights;
 mod supervise;
 pub mod up;
 pub mod watch;
+mod web;
 
 use std::io::IsTerminal;
 use std::path::Path;

@@ -1,6 +1,8 @@
-//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages; once or continuously.
+//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages; once, continuously, or on a
+//! page (`web`).
 
 use std::io::{ErrorKind, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use coorp_node::watch::Watch;
 use coorp_node::RobotId;
 use coorp_team::Team;
 
-use super::{load, note_insecure};
+use super::{load, note_insecure, web};
 use crate::failure::Failure;
 use crate::output;
 use crate::summary::count;
@@ -36,6 +38,10 @@ pub struct Args {
     /// Print the state once; exit with 0 if all robots are present, with 1 if one is missing
     #[arg(long)]
     once: bool,
+    /// Show the team on a page at http://127.0.0.1:PORT, for a browser on this machine
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = web::PORT, value_parser = web::listen)]
+    #[arg(conflicts_with = "once")]
+    web: Option<SocketAddr>,
     /// Watch a team that runs without keys
     #[arg(long)]
     insecure: bool,
@@ -53,6 +59,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let watch = Watch::open(&team, args.insecure)?;
     if args.once {
         return once(&watch, &team);
+    }
+    if let Some(at) = args.web {
+        return web::run(&team, watch, at);
     }
     let term = console::Term::stdout();
     loop {

@@ -1,7 +1,7 @@
 //! The HTML report: one file that opens offline, with the table, the curves and one second of each run in detail.
 //!
 //! The page's text and tables are created here, so they also work without scripts. The charts are drawn in the browser
-//! by `assets/report.js` with uPlot (docs/decisions/0003-report-charts.md), from the data that `data` embeds. Names
+//! by `assets/report.js` (`crate::charts`, docs/decisions/0003-report-charts.md), from the data that `data` embeds. Names
 //! from the team file are user input: all text is passed through [`escape`], and all data through JSON that cannot
 //! close its own tag. A content security policy keeps the page from loading or sending anything.
 
@@ -9,14 +9,12 @@ mod data;
 
 use coorp_sim::results::{Charts, Report};
 
+use crate::charts;
 use crate::notes::Unfit;
 use crate::summary;
 use crate::table::{Sheet, DASH};
 
-const UPLOT_SCRIPT: &str = include_str!("../../assets/uplot/uPlot.iife.min.js");
-const UPLOT_STYLE: &str = include_str!("../../assets/uplot/uPlot.min.css");
-const OWN_SCRIPT: &str = include_str!("../../assets/report.js");
-const OWN_STYLE: &str = include_str!("../../assets/report.css");
+const SCRIPT: &str = include_str!("../../assets/report.js");
 
 /// The contents of a report.
 pub struct Page<'a> {
@@ -45,10 +43,12 @@ impl Page<'_> {
              <meta name=\"color-scheme\" content=\"light dark\">\n\
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
              style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
-             <title>{team}: Coorp report</title>\n<style>{UPLOT_STYLE}</style>\n<style>{OWN_STYLE}</style>\n\
+             <title>{team}: Coorp report</title>\n<style>{styles}</style>\n\
              </head>\n<body>\n<main>\n{head}{tables}{sections}</main>\n\
              <script type=\"application/json\" id=\"data\">{embedded}</script>\n\
-             <script>{UPLOT_SCRIPT}</script>\n<script>{OWN_SCRIPT}</script>\n</body>\n</html>\n",
+             <script>{scripts}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
+            styles = charts::STYLES,
+            scripts = charts::SCRIPTS,
             head = self.head(),
             tables = self.tables(),
             sections = self.sections(),

@@ -19,7 +19,7 @@ use crate::{Duration, Instant, RobotId};
 /// The maximum number of events kept; the oldest make room.
 const KEPT_MAX: usize = 4_096;
 /// The maximum number of events of one look.
-pub const LOOK_MAX: usize = 1_024;
+pub const LOOK_MAX: usize = 2_048;
 /// For how long the scope stays on after a look.
 pub const WATCHED: Duration = Duration::from_secs(5);
 /// Bulk packets that follow each other within this time belong together.
@@ -336,8 +336,15 @@ mod tests {
         assert_eq!(first.events, [(5, Seen::Permitted(true))]);
         scope.note(at(20), Seen::Permitted(false));
         let second = scope.look(CLOCK, Some(first.cursor()), at(20));
-        assert_eq!((second.events.as_slice(), second.lost), (&[(0, Seen::Permitted(false))][..], 0));
-        assert_eq!(scope.look(CLOCK, None, at(20)).events.len(), 2, "another one, from the start");
+        assert_eq!(
+            (second.events.as_slice(), second.lost),
+            (&[(0, Seen::Permitted(false))][..], 0)
+        );
+        assert_eq!(
+            scope.look(CLOCK, None, at(20)).events.len(),
+            2,
+            "another one, from the start"
+        );
         assert!(scope.look(CLOCK, Some(second.cursor()), at(20)).events.is_empty());
         let earlier_start = Some((ClockId(6), 2));
         assert_eq!(scope.look(CLOCK, earlier_start, at(20)).events.len(), 2);

@@ -154,7 +154,10 @@ fn who_watches_sees_what_is_decided_and_when() {
         Seen::Window(window) => *window,
         _ => None,
     });
-    assert!(window.is_some_and(|(ahead, _)| (5_000..=10_000).contains(&ahead)), "{window:?}");
+    assert!(
+        window.is_some_and(|(ahead, _)| (5_000..=10_000).contains(&ahead)),
+        "{window:?}"
+    );
     assert_eq!(asks(&mut robot, 620), Answer::No);
     robot.handle(Input::Control(flow), at(621));
     robot.handle(Input::ControlLeft(flow), at(623));
@@ -169,12 +172,30 @@ fn who_watches_sees_what_is_decided_and_when() {
     };
     for (ms, seen) in [
         (620, gate(false)),
-        (623, Seen::Control { flow: 0, took_us: 2_000 }),
+        (
+            623,
+            Seen::Control {
+                flow: 0,
+                took_us: 2_000,
+            },
+        ),
         (635, gate(true)),
     ] {
-        assert!(second.events.contains(&((640 - ms) * 1_000, seen)), "no {seen:?}: {second:?}");
+        assert!(
+            second.events.contains(&((640 - ms) * 1_000, seen)),
+            "no {seen:?}: {second:?}"
+        );
     }
-    let arrived = |(_, seen): &(u32, Seen)| matches!(seen, Seen::Arrived { from: RobotId(0), flow: 4, .. });
+    let arrived = |(_, seen): &(u32, Seen)| {
+        matches!(
+            seen,
+            Seen::Arrived {
+                from: RobotId(0),
+                flow: 4,
+                ..
+            }
+        )
+    };
     assert!(second.events.iter().any(arrived), "{second:?}");
     let moved = |(_, seen): &(u32, Seen)| matches!(seen, Seen::Window(Some(_)));
     assert!(second.events.iter().any(moved), "the next window: {second:?}");

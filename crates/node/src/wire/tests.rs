@@ -57,7 +57,10 @@ fn the_longest_look_fits() {
     let most = u32::MAX;
     let longest = [
         robot::Seen::Window(Some((i32::MIN, most))),
-        robot::Seen::Control { flow: 255, took_us: most },
+        robot::Seen::Control {
+            flow: 255,
+            took_us: most,
+        },
         robot::Seen::Arrived {
             from: RobotId(u16::MAX),
             flow: 255,
@@ -79,7 +82,10 @@ fn the_longest_look_fits() {
         };
         let looked = Looked { look, status: None };
         let frame = encode(&looked);
-        assert!((1..=Looked::BYTES_MAX - Status::BYTES_MAX).contains(&frame.len()), "{seen:?}");
+        assert!(
+            (1..=Looked::BYTES_MAX - Status::BYTES_MAX).contains(&frame.len()),
+            "{seen:?}"
+        );
         assert_eq!(decode(&frame), Ok(looked));
     }
     let query = LookQuery {

@@ -1,0 +1,236 @@
+//! From what one robot did and noticed to the spans of its lane, as the report draws them.
+//!
+//! A span is done once its end is known. One that is not done is shown too, each time anew: an open one lasts until what is
+//! known of the robot ends. Times are milliseconds on the page's clock.
+
+use std::collections::BTreeMap;
+
+use coorp_core::robot::Seen;
+
+/// The kinds of spans, as the script names them (`assets/charts.js`).
+pub const PERMIT: &str = "permit";
+pub const WINDOW: &str = "window";
+pub const HOLD: &str = "hold";
+pub const BULK: &str = "bulk";
+pub const CONTROL: &str = "control";
+pub const LOOP: &str = "loop";
+
+/// A span: start, end and the number of its packets.
+pub type Span = (f64, f64, u32);
+
+/// One robot's lane.
+#[derive(Debug, Default)]
+pub struct Lane {
+    /// Until when it is known what the robot did.
+    until: f64,
+    permitted: Option<f64>,
+    /// Start and planned end.
+    window: Option<(f64, f64)>,
+    /// By path, since when the gate holds bulk.
+    held: BTreeMap<u8, f64>,
+    done: Done,
+}
+
+/// What was done since it was last taken.
+#[derive(Debug, Default, PartialEq)]
+pub struct Done {
+    /// By kind.
+    pub spans: BTreeMap<&'static str, Vec<Span>>,
+    /// Control that arrived: when, its age, and its sender.
+    pub ages: Vec<(f64, f64, u16)>,
+    /// The number of control messages that arrived, whether or not their age is known.
+    pub arrived: u32,
+}
+
+impl Lane {
+    /// Something happened at a time.
+    pub fn on_seen(&mut self, at: f64, seen: Seen) {
+        let ago = |us: u32| at - f64::from(us) / 1e3;
+        match seen {
+            Seen::Permitted(true) => _ = self.permitted.get_or_insert(at),
+            Seen::Permitted(false) => {
+                let since = self.permitted.take();
+                self.end(PERMIT, since, at);
+            }
+            Seen::Window(window) => self.on_window(at, window),
+            Seen::Gate { path, open: false, .. } => _ = self.held.entry(path).or_insert(at),
+            Seen::Gate { path, open: true, .. } => {
+                let since = self.held.remove(&path);
+                self.end(HOLD, since, at);
+            }
+            Seen::Control { took_us, .. } => self.add(CONTROL, (ago(took_us), at, 1)),
+            Seen::Bulk { took_us, packets, .. } => self.add(BULK, (ago(took_us), at, packets)),
+            Seen::Loop { took_us } => self.add(LOOP, (ago(took_us), at, 0)),
+            Seen::Arrived { from, age_us, .. } => {
+                self.done.arrived += 1;
+                self.done
+                    .ages
+                    .extend(age_us.map(|age| (at, f64::from(age) / 1e3, from.0)));
+            }
+            // Shown from the status.
+            Seen::Led(_) => {}
+        }
+    }
+
+    /// From now on, another window counts. One that has not begun is forgotten; one that goes on is the same.
+    fn on_window(&mut self, at: f64, window: Option<(i32, u32)>) {
+        let before = self.window.filter(|(start, _)| *start < at);
+        self.window = window.map(|(ahead, length)| {
+            let start = at + f64::from(ahead) / 1e3;
+            (start, start + f64::from(length) / 1e3)
+        });
+        let Some((began, end)) = before else { return };
+        match self.window.as_mut().filter(|new| new.0 <= at && at <= end) {
+            Some(new) => new.0 = began,
+            None => self.end(WINDOW, Some(began), end.min(at)),
+        }
+    }
+
+    /// Everything until this time is known.
+    pub fn on_until(&mut self, until: f64) {
+        self.until = self.until.max(until);
+        if let Some((start, end)) = self.window.filter(|(_, end)| *end <= until) {
+            self.window = None;
+            self.end(WINDOW, Some(start), end);
+        }
+    }
+
+    /// Something is not known: what was open ends where the knowledge ends.
+    pub fn lose(&mut self) {
+        let until = self.until;
+        let held: Vec<f64> = std::mem::take(&mut self.held).into_values().collect();
+        let permitted = self.permitted.take();
+        self.end(PERMIT, permitted, until);
+        for since in held {
+            self.end(HOLD, Some(since), until);
+        }
+        if let Some((start, end)) = self.window.take().filter(|(start, _)| *start < until) {
+            self.end(WINDOW, Some(start), end.min(until));
+        }
+    }
+
+    /// Until when everything is known.
+    pub fn until(&self) -> f64 {
+        self.until
+    }
+
+    /// The spans that are not done: kind, start, and the end if that is planned.
+    pub fn open(&self) -> Vec<(&'static str, f64, Option<f64>)> {
+        let permitted = self.permitted.map(|since| (PERMIT, since, None));
+        let window = self.window.map(|(start, end)| (WINDOW, start, Some(end)));
+        let held = self.held.values().map(|since| (HOLD, *since, None));
+        permitted.into_iter().chain(window).chain(held).collect()
+    }
+
+    /// What was done since the last call.
+    pub fn take(&mut self) -> Done {
+        std::mem::take(&mut self.done)
+    }
+
+    fn end(&mut self, kind: &'static str, since: Option<f64>, at: f64) {
+        if let Some(since) = since.filter(|since| *since <= at) {
+            self.add(kind, (since, at, 0));
+        }
+    }
+
+    fn add(&mut self, kind: &'static str, span: Span) {
+        self.done.spans.entry(kind).or_default().push(span);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coorp_core::RobotId;
+
+    use super::*;
+
+    fn spans(lane: &mut Lane, kind: &str) -> Vec<Span> {
+        lane.take().spans.remove(kind).unwrap_or_default()
+    }
+
+    fn gate(path: u8, open: bool) -> Seen {
+        Seen::Gate {
+            path,
+            open,
+            for_window: !open,
+        }
+    }
+
+    #[test]
+    fn what_is_not_done_is_open_until_it_is() {
+        let mut lane = Lane::default();
+        lane.on_seen(10.0, Seen::Permitted(true));
+        lane.on_seen(11.0, Seen::Permitted(true));
+        lane.on_seen(12.0, gate(0, false));
+        lane.on_seen(13.0, gate(1, false));
+        lane.on_until(14.0);
+        assert_eq!(
+            lane.open(),
+            [(PERMIT, 10.0, None), (HOLD, 12.0, None), (HOLD, 13.0, None)]
+        );
+        lane.on_seen(15.0, gate(0, true));
+        lane.on_seen(16.0, gate(0, true));
+        lane.on_seen(20.0, Seen::Permitted(false));
+        assert_eq!(lane.open(), [(HOLD, 13.0, None)]);
+        let done = lane.take();
+        assert_eq!(done.spans[HOLD], [(12.0, 15.0, 0)]);
+        assert_eq!(done.spans[PERMIT], [(10.0, 20.0, 0)]);
+        assert_eq!(lane.take(), Done::default());
+    }
+
+    #[test]
+    fn a_window_that_is_replaced_before_it_begins_never_was() {
+        let mut lane = Lane::default();
+        lane.on_seen(0.0, Seen::Window(Some((5_000, 4_000))));
+        lane.on_seen(3.0, Seen::Window(Some((3_000, 4_000))));
+        assert_eq!(lane.open(), [(WINDOW, 6.0, Some(10.0))]);
+        // Early release at 8, and the next one.
+        lane.on_seen(8.0, Seen::Window(Some((20_000, 4_000))));
+        assert_eq!(spans(&mut lane, WINDOW), [(6.0, 8.0, 0)]);
+        // It is extended while it goes on: still one.
+        lane.on_seen(29.0, Seen::Window(Some((-1_000, 6_000))));
+        lane.on_until(33.0);
+        assert!(spans(&mut lane, WINDOW).is_empty());
+        lane.on_until(40.0);
+        assert_eq!(spans(&mut lane, WINDOW), [(28.0, 34.0, 0)]);
+        // Its end has passed before the next was planned.
+        lane.on_seen(40.0, Seen::Window(Some((1_000, 2_000))));
+        lane.on_seen(50.0, Seen::Window(None));
+        assert_eq!(spans(&mut lane, WINDOW), [(41.0, 43.0, 0)]);
+        assert!(lane.open().is_empty());
+    }
+
+    #[test]
+    fn what_is_lost_ends_where_the_knowledge_does() {
+        let mut lane = Lane::default();
+        lane.on_seen(1.0, Seen::Permitted(true));
+        lane.on_seen(2.0, gate(0, false));
+        lane.on_seen(2.0, Seen::Window(Some((0, 100_000))));
+        lane.on_until(9.0);
+        lane.lose();
+        let done = lane.take().spans;
+        assert_eq!(done[PERMIT], [(1.0, 9.0, 0)]);
+        assert_eq!(done[HOLD], [(2.0, 9.0, 0)]);
+        assert_eq!(done[WINDOW], [(2.0, 9.0, 0)]);
+        assert!(lane.open().is_empty());
+    }
+
+    #[test]
+    fn what_took_a_time_began_before() {
+        let mut lane = Lane::default();
+        let (flow, took_us) = (0, 2_500);
+        lane.on_seen(50.0, Seen::Control { flow, took_us });
+        lane.on_seen(60.0, Seen::Loop { took_us: 30_000 });
+        let (path, packets) = (0, 7);
+        lane.on_seen(70.0, Seen::Bulk { path, took_us, packets });
+        let from = RobotId(3);
+        for age_us in [Some(4_000), None] {
+            lane.on_seen(80.0, Seen::Arrived { from, flow, age_us });
+        }
+        let done = lane.take();
+        assert_eq!(done.spans[CONTROL], [(47.5, 50.0, 1)]);
+        assert_eq!(done.spans[LOOP], [(30.0, 60.0, 0)]);
+        assert_eq!(done.spans[BULK], [(67.5, 70.0, 7)]);
+        assert_eq!((done.ages.as_slice(), done.arrived), (&[(80.0, 4.0, 3)][..], 2));
+    }
+}

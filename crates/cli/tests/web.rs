@@ -1,0 +1,464 @@
+//! `coorp watch --web` from a browser's view: what comes over the WebSocket is what the robots record and report.
+#![cfg(feature = "live")]
+#![allow(clippy::unwrap_used)] // a test may fail by panicking
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use coorp_core::policy::Policy;
+use coorp_node::{Node, Options};
+use serde_json::Value;
+use tungstenite::protocol::Role;
+use tungstenite::{Message, WebSocket};
+
+/// Limit on every wait; no test measures it.
+const LONG: Duration = Duration::from_secs(60);
+const ROBOTS: [&str; 2] = ["base", "scout"];
+/// How far a time on the page may be from the robot's own, apart from the error of its clock: rounding, twice.
+const ROUNDED_MS: f64 = 0.01;
+
+struct Field(PathBuf);
+
+impl Field {
+    fn new(name: &str, ports: [u16; 2]) -> Field {
+        let folder = std::env::temp_dir().join(format!("coorp-web-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let robot = |place: usize| {
+            let (name, port) = (ROBOTS[place], ports[place]);
+            format!("[[robot]]\nname = \"{name}\"\naddresses = [\"127.0.0.1\"]\nport = {port}\n")
+        };
+        let team = format!("{}leader = true\n{}", robot(0), robot(1));
+        std::fs::write(folder.join("team.toml"), team).unwrap();
+        let field = Field(folder);
+        assert!(field.run(&["keys", "init"]).status.success());
+        field
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
+        command.args(arguments).current_dir(&self.0);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    fn node(&self, robot: &str) -> Node {
+        let options = Options {
+            team: coorp_team::load(&self.0.join("team.toml")).unwrap(),
+            state: Some(self.0.join("state").join(robot)),
+            robot: robot.to_owned(),
+            policy: Policy::named("coorp").unwrap(),
+            insecure: false,
+        };
+        Node::open(options).unwrap()
+    }
+
+    fn web(&self) -> Web {
+        let mut child = self
+            .command(&["watch", "--web", "0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        said.read_line(&mut line).unwrap();
+        let at = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+        Web {
+            at: at.unwrap_or_else(|| panic!("no address: {line}")).to_owned(),
+            child,
+        }
+    }
+}
+
+impl Drop for Field {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Web {
+    at: String,
+    child: Child,
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Web {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.at).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    /// The whole answer to a request; empty if there is none.
+    fn ask(&self, request: &str) -> String {
+        let mut stream = self.connect();
+        stream.write_all(request.replace('\n', "\r\n").as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // A connection that is reset ends like any other.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    }
+
+    /// The WebSocket, as a browser opens it.
+    fn view(&self) -> WebSocket<TcpStream> {
+        let mut stream = self.connect();
+        let at = &self.at;
+        let request = format!(
+            "GET /live HTTP/1.1\r\nHost: {at}\r\nOrigin: http://{at}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).unwrap();
+        assert!(
+            head.starts_with("HTTP/1.1 101 ") && head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+            "{head}"
+        );
+        WebSocket::from_raw_socket(stream, Role::Client, None)
+    }
+}
+
+fn json(socket: &mut WebSocket<TcpStream>) -> Value {
+    match socket.read().unwrap() {
+        Message::Text(text) => serde_json::from_str(text.as_str()).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a page has collected of one robot.
+#[derive(Default)]
+struct Shown {
+    /// By kind: starts and ends.
+    spans: BTreeMap<String, Vec<(f64, f64)>>,
+    arrived: u64,
+    within_ms: f64,
+    lost: u64,
+    status: Value,
+    /// The number of messages that the first status counted.
+    first: Option<u64>,
+}
+
+struct View {
+    socket: WebSocket<TcpStream>,
+    taken: u64,
+    number: Option<u64>,
+    began_unix_ms: f64,
+    robots: Vec<Shown>,
+    absent: Vec<u64>,
+}
+
+impl View {
+    fn open(web: &Web) -> View {
+        let mut socket = web.view();
+        let hello = json(&mut socket);
+        assert_eq!(hello["kind"], "hello");
+        assert_eq!(hello["robots"], serde_json::json!(ROBOTS));
+        View {
+            socket,
+            taken: 0,
+            number: None,
+            began_unix_ms: hello["began_unix_ms"].as_f64().unwrap(),
+            robots: ROBOTS.iter().map(|_| Shown::default()).collect(),
+            absent: Vec::new(),
+        }
+    }
+
+    /// Takes the next message.
+    fn take(&mut self) {
+        let batch = json(&mut self.socket);
+        assert_eq!(batch["kind"], "batch");
+        let number = batch["number"].as_u64();
+        assert!(
+            self.number.is_none_or(|last| number == Some(last + 1)),
+            "one was dropped"
+        );
+        self.number = number;
+        let absent = batch["absent"].as_array().unwrap();
+        self.absent = absent.iter().map(|robot| robot[0].as_u64().unwrap()).collect();
+        for update in batch["robots"].as_array().unwrap() {
+            let robot = &mut self.robots[update["robot"].as_u64().unwrap() as usize];
+            for (kind, columns) in update["spans"].as_object().unwrap() {
+                let columns: Vec<f64> = columns
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|value| value.as_f64().unwrap())
+                    .collect();
+                let spans = columns.chunks_exact(3).map(|span| (span[0], span[1]));
+                robot.spans.entry(kind.clone()).or_default().extend(spans);
+            }
+            robot.arrived += update["arrived"].as_u64().unwrap();
+            robot.within_ms = robot.within_ms.max(update["within_ms"].as_f64().unwrap());
+            robot.lost = update["lost"].as_u64().unwrap();
+            if update.get("status").is_some() {
+                robot.status = update["status"].clone();
+                robot.first = robot.first.or(Some(heard(&robot.status)));
+            }
+        }
+        self.taken += 1;
+        self.socket.send(Message::text(self.taken.to_string())).unwrap();
+    }
+
+    fn until(&mut self, what: &str, is: impl Fn(&View) -> bool) {
+        let began = Instant::now();
+        while !is(self) {
+            assert!(began.elapsed() < LONG, "not within {LONG:?}: {what}");
+            self.take();
+        }
+    }
+
+    /// Unix time in nanoseconds as the page tells it.
+    fn ms(&self, unix_ns: u64) -> f64 {
+        unix_ns as f64 / 1e6 - self.began_unix_ms
+    }
+}
+
+/// How many control messages a robot has heard.
+fn heard(status: &Value) -> u64 {
+    let heard = status["heard"].as_array().unwrap();
+    heard.iter().map(|heard| heard["count"].as_u64().unwrap()).sum()
+}
+
+/// A recording's messages by topic: Unix time in nanoseconds, and the message.
+fn recorded(path: &Path) -> BTreeMap<String, Vec<(u64, Value)>> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut topics = BTreeMap::<_, Vec<_>>::new();
+    for message in mcap::MessageStream::new(&bytes).unwrap() {
+        let message = message.unwrap();
+        let value = serde_json::from_slice(&message.data).unwrap();
+        let topic = topics.entry(message.channel.topic.clone()).or_default();
+        topic.push((message.log_time, value));
+    }
+    topics
+}
+
+/// The times of what a recording has of a kind.
+fn times(recording: &BTreeMap<String, Vec<(u64, Value)>>, topic: &str, is: impl Fn(&Value) -> bool) -> Vec<u64> {
+    let messages = recording.get(topic).into_iter().flatten();
+    messages.filter(|(_, value)| is(value)).map(|(at, _)| *at).collect()
+}
+
+#[test]
+fn the_page_shows_what_the_robots_record() {
+    let field = Field::new("record", [28_700, 28_720]);
+    let (base, scout) = (field.node("base"), field.node("scout"));
+    let poses = base.control_subscriber("pose").unwrap();
+    let bulk = base.bulk_receiver().unwrap();
+    let file = field.0.join("scout.mcap");
+    let recording = scout.record(&file).unwrap();
+    let web = field.web();
+    let mut view = View::open(&web);
+    view.until("both are here, and somebody leads", |view| {
+        let led = |robot: &Shown| robot.status["leader"].is_u64();
+        view.absent.is_empty() && view.robots.iter().all(led)
+    });
+    let ends = AtomicBool::new(false);
+    let period = coorp_core::Duration::from_millis(10);
+    let pose = scout.control_publisher("pose", Some(period)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Acquire) {
+                pose.put(b"pose").unwrap();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        scope.spawn(|| while poses.recv(Some(Duration::from_secs(2))).is_some() {});
+        // Until the gate has held bulk for a window a few times.
+        let began = Instant::now();
+        while view.robots[1].spans.get("hold").map_or(0, Vec::len) < 3 {
+            assert!(began.elapsed() < LONG, "the gate never holds bulk");
+            let mut stream = scout.bulk_stream("base", "map").unwrap();
+            stream.write(&vec![7; 4_000_000]).unwrap();
+            let delivery = stream.finish().unwrap();
+            assert!(bulk.recv(Some(LONG)).is_some());
+            delivery.wait().unwrap();
+            (0..3).for_each(|_| view.take());
+        }
+        ends.store(true, Ordering::Release);
+    });
+    // What is under way arrives, and statuses count it.
+    let settled = view.taken + 25;
+    view.until("it is quiet", |view| view.taken >= settled);
+    recording.finish().unwrap();
+    let recording = recorded(&file);
+    let shown = &view.robots[1];
+    assert_eq!((shown.lost, view.robots[0].lost), (0, 0));
+    assert!(shown.within_ms < 250.0, "the clock is known to {} ms", shown.within_ms);
+    let near = |all: &[u64], ms: f64| {
+        let within = shown.within_ms + ROUNDED_MS;
+        all.iter().any(|at| (view.ms(*at) - ms).abs() <= within)
+    };
+    // Each permit, hold and window that is shown is recorded, and each one that is recorded is shown.
+    let event = |name: &'static str| times(&recording, "/coorp/permits", move |value| value["event"] == name);
+    let (permitted, ended) = (event("permitted"), event("not-permitted"));
+    let permits = &shown.spans["permit"];
+    assert_eq!((permits.len(), permits.len()), (permitted.len(), ended.len()));
+    for (start, end) in permits {
+        assert!(near(&permitted, *start) && near(&ended, *end), "{start} to {end}");
+    }
+    let gate = |open: bool| times(&recording, "/coorp/gate", move |value| value["open"] == open);
+    let (closed, opened) = (gate(false), gate(true));
+    let holds = &shown.spans["hold"];
+    assert!(
+        holds.len() == opened.len() && closed.len() - opened.len() <= 1,
+        "{holds:?}"
+    );
+    for (start, end) in holds {
+        assert!(near(&closed, *start) && near(&opened, *end), "{start} to {end}");
+    }
+    let windows = recording["/coorp/window"].iter().filter_map(|(at, value)| {
+        let ahead = value["starts_in_us"].as_f64()? / 1e3;
+        Some(view.ms(*at) + ahead)
+    });
+    let windows: Vec<f64> = windows.collect();
+    assert!(!shown.spans["window"].is_empty());
+    for (start, _) in &shown.spans["window"] {
+        let within = shown.within_ms + ROUNDED_MS;
+        assert!(
+            windows.iter().any(|window| (window - start).abs() <= within),
+            "{start} is no window"
+        );
+    }
+    // Bulk is on its way only while a permit is held, but for what leaves the card a little later.
+    let slack = 2.0 * (shown.within_ms + ROUNDED_MS) + 50.0;
+    for (start, _) in &shown.spans["bulk"] {
+        let held = permits
+            .iter()
+            .any(|(from, to)| from - slack <= *start && *start <= to + slack);
+        assert!(held, "bulk at {start} without a permit: {permits:?}");
+    }
+    // Control: as many messages as were made left, and as many arrived as the status counts.
+    let published = shown.status["published"][0]["count"].as_u64().unwrap();
+    let left = shown.spans["control"].len() as u64;
+    // One that is made while the one before has not left takes its place.
+    assert!(
+        left <= published && 10 * left >= 9 * published,
+        "{left} of {published} left"
+    );
+    let shown = &view.robots[0];
+    let counted = heard(&shown.status) - shown.first.unwrap();
+    assert!(
+        shown.arrived.abs_diff(counted) <= 1,
+        "{} arrived, {counted} counted",
+        shown.arrived
+    );
+    assert!(counted > 10, "{counted}");
+    // The text of 'coorp watch' says the same.
+    let text = field.run(&["watch", "--once"]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    let leader = ROBOTS[shown.status["leader"].as_u64().unwrap() as usize];
+    assert!(text.contains(&format!("2 of 2 robots here, {leader} leads")), "{text}");
+    assert!(text.contains(&heard(&shown.status).to_string()), "{text}");
+}
+
+#[test]
+fn a_robot_that_goes_is_absent_and_its_return_is_seen() {
+    let field = Field::new("absent", [28_740, 28_760]);
+    let _base = field.node("base");
+    let scout = field.node("scout");
+    let web = field.web();
+    let mut view = View::open(&web);
+    view.until("both are here", |view| view.absent.is_empty() && view.taken > 0);
+    drop(scout);
+    view.until("one is gone", |view| view.absent == [1]);
+    let _scout = field.node("scout");
+    view.until("it is back", |view| view.absent.is_empty());
+    assert_eq!(view.robots[1].status["robot"], "scout");
+}
+
+#[test]
+fn nobody_but_a_browser_here_gets_anything() {
+    let field = Field::new("strangers", [28_780, 28_800]);
+    let web = field.web();
+    let at = &web.at;
+    let page = web.ask(&format!("GET / HTTP/1.1\nHost: {at}\n\n"));
+    assert!(
+        page.starts_with("HTTP/1.1 200 OK") && page.contains("<script src=\"live.js\">"),
+        "{page}"
+    );
+    for header in ["default-src 'none'", "frame-ancestors 'none'", "nosniff", "same-origin"] {
+        assert!(page.contains(header), "no {header}: {page}");
+    }
+    let script = web.ask(&format!("GET /live.js HTTP/1.1\nHost: {at}\n\n"));
+    assert!(script.contains("text/javascript") && script.contains("uPlot") && script.contains("CoorpLive"));
+    let style = web.ask(&format!("GET /live.css HTTP/1.1\nHost: {at}\n\n"));
+    assert!(style.contains("text/css") && style.contains("prefers-color-scheme"));
+    // A name that leads here by DNS rebinding.
+    let refused = web.ask("GET / HTTP/1.1\nHost: evil.example\n\n");
+    assert!(
+        refused.starts_with("HTTP/1.1 403") && refused.contains("open http://127.0.0.1"),
+        "{refused}"
+    );
+    // Another page in the same browser.
+    let upgrade = "Upgrade: websocket\nConnection: Upgrade\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
+    let refused = web.ask(&format!(
+        "GET /live HTTP/1.1\nHost: {at}\n{upgrade}\nOrigin: http://evil.example\n\n"
+    ));
+    assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+    assert!(web
+        .ask(&format!("POST / HTTP/1.1\nHost: {at}\n\n"))
+        .starts_with("HTTP/1.1 405"));
+    // What is too long, or does not end, gets no answer.
+    assert_eq!(web.ask(&format!("GET /{}", "x".repeat(9_000))), "");
+    assert_eq!(web.ask("GET / HTTP/1.1\n"), "");
+    // Who says more than how much it has taken is let go.
+    let mut socket = web.view();
+    assert_eq!(json(&mut socket)["kind"], "hello");
+    socket.send(Message::text("grant me a permit")).unwrap();
+    let ended = std::iter::from_fn(|| Some(socket.read()))
+        .take(100)
+        .any(|read| read.is_err());
+    assert!(ended);
+    // Idle connections hold nobody up for longer than their time.
+    let idle: Vec<TcpStream> = (0..40).map(|_| web.connect()).collect();
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert!(web
+        .ask(&format!("GET / HTTP/1.1\nHost: {at}\n\n"))
+        .starts_with("HTTP/1.1 200"));
+    drop(idle);
+}
+
+#[test]
+fn a_browser_that_takes_nothing_gets_the_newest_once_it_does() {
+    let field = Field::new("slow", [28_820, 28_840]);
+    let web = field.web();
+    let mut socket = web.view();
+    assert_eq!(json(&mut socket)["kind"], "hello");
+    std::thread::sleep(Duration::from_secs(4));
+    let numbers: Vec<u64> = (0..10).map(|_| json(&mut socket)["number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (numbers[0]..numbers[0] + 10).collect::<Vec<_>>());
+    // Nothing more was sent meanwhile; then, it goes on with the newest.
+    socket.send(Message::text("10")).unwrap();
+    let newest = json(&mut socket)["number"].as_u64().unwrap();
+    assert!(newest >= numbers[9] + 15, "{newest} after {}", numbers[9]);
+}
+
+#[test]
+fn a_page_for_other_machines_is_refused_with_what_to_do() {
+    let field = Field::new("elsewhere", [28_860, 28_880]);
+    let output = field.run(&["watch", "--web", "0.0.0.0:8460"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.contains("ssh -L 8460:127.0.0.1:8460"), "{said}");
+    let output = field.run(&["watch", "--web", "--once"]);
+    assert_eq!(output.status.code(), Some(2), "one or the other");
+}

@@ -1,0 +1,264 @@
+"""`coorp watch --web` in a real browser: what the page shows is what the robots report. Needs Chromium."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_node import SOON, Fleet, free_ports
+
+import coorp
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
+from lib.browser import Browser, find
+
+PHONE, DESKTOP = (390, 844), (1280, 900)
+ROBOTS = ("base", "scout", "mule")
+CONTROL = '[control]\nrate_hz = 30\nperception = "1KiB"\ninference = "2ms"\nbound = "33ms"\n'
+
+PROGRAM = find()
+if PROGRAM is None and "CI" in os.environ:
+    raise RuntimeError("CI has to run these tests: no Chromium")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium; COORP_BROWSER names one")
+
+
+class Team:
+    """Three robots on loopback, in this process, with a control loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = Fleet(folder, *ROBOTS)
+        self.fleet.file.write_text(self.fleet.file.read_text() + CONTROL)
+        self.nodes = {name: self.fleet.node(name) for name in ROBOTS}
+        self.stop = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def drive(self) -> None:
+        """Perceptions to the leader 30 times a second, and its commands back."""
+        base = self.nodes["base"]
+        perceptions, commands = base.control_subscriber("perception"), base.control_publisher("command", period="33ms")
+        self.heard = {name: self.nodes[name].control_subscriber("command") for name in ROBOTS[1:]}
+        publishers = [self.nodes[name].control_publisher("perception", period="33ms") for name in ROBOTS[1:]]
+
+        def perceive() -> None:
+            while not self.stop.wait(1 / 30):
+                for publisher in publishers:
+                    publisher.put(b"x" * 1024)
+
+        def command() -> None:
+            while not self.stop.is_set():
+                try:
+                    perceptions.recv(timeout=0.2)
+                except TimeoutError:
+                    continue
+                time.sleep(0.002)
+                commands.put(b"go")
+
+        def listen(subscriber: Any) -> None:
+            while not self.stop.is_set():
+                try:
+                    subscriber.recv(timeout=0.2)
+                except TimeoutError:
+                    continue
+
+        for what in (perceive, command, *(lambda s=s: listen(s) for s in self.heard.values())):
+            self.threads.append(threading.Thread(target=what))
+            self.threads[-1].start()
+
+    def rest(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+    def close(self) -> None:
+        self.rest()
+        for node in self.nodes.values():
+            node.close()
+
+    def once(self) -> str:
+        """What `coorp watch` says in a terminal."""
+        command = [sys.executable, "-m", "coorp", "watch", str(self.fleet.file), "--once"]
+        got = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+        assert got.returncode == 0, got.stderr
+        return got.stdout
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[Team]:
+    team = Team(tmp_path)
+    yield team
+    team.close()
+
+
+def watch(file: Path) -> tuple[subprocess.Popen[str], str]:
+    """`coorp watch --web`, and its address."""
+    command = [sys.executable, "-m", "coorp", "watch", str(file), "--web", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    found = re.search(r"http://\S+", said)
+    assert found, said
+    return process, found[0]
+
+
+@pytest.fixture
+def page(team: Team, tmp_path: Path) -> Iterator[tuple[Browser, str]]:
+    process, url = watch(team.fleet.file)
+    assert PROGRAM is not None
+    with Browser(PROGRAM, tmp_path / "browser") as browser:
+        yield browser, url
+    process.kill()
+    process.communicate()
+
+
+TABLE = """
+    [...document.querySelectorAll('#%s tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))
+"""
+
+
+def table(browser: Browser, name: str) -> list[list[str]]:
+    return browser.run(TABLE % name)
+
+
+def rows_of(text: str, title: str) -> list[list[str]]:
+    """The rows below a title in what a terminal shows."""
+    lines = text.splitlines()
+    begin = next(place for place, line in enumerate(lines) if line.startswith(title))
+    rows = []
+    for line in lines[begin + 1 :]:
+        if not line.strip():
+            break
+        rows.append(line.split())
+    return rows
+
+
+def test_the_page_shows_what_the_robots_report(team: Team, page: tuple[Browser, str]) -> None:
+    browser, url = page
+    team.drive()
+    browser.open(url, width=DESKTOP[0], height=DESKTOP[1])
+    browser.until("document.querySelector('#summary')?.textContent.includes('3 of 3 robots here')")
+    stream = team.nodes["scout"].bulk_stream(to="base", name="map")
+    stream.write(b"x" * 30_000_000)
+    delivery = stream.finish()
+    received = team.nodes["base"].bulk_receiver().recv(timeout=SOON)
+    assert received is not None
+    delivery.wait(timeout=SOON)
+    # A few seconds of loops, as the scout itself times them.
+    loops = browser.until("CoorpLive.robots[1].rings.loop.length > 60 && CoorpLive.robots[1].loops.since(0)")
+    assert all(1.9 <= took < 1000 for took in loops), loops
+    assert not browser.run("document.querySelector('#reaction').hidden || document.querySelector('#ages').hidden")
+    assert browser.until("CoorpLive.robots[1].rings.permit.length >= 1 && CoorpLive.robots[1].rings.bulk.length >= 1")
+    assert browser.until("!document.querySelector('#bulk').hidden")
+    team.rest()
+    # What nobody changes any more is the same everywhere; a status comes every second.
+    time.sleep(2.5)
+    said = team.once()
+    leads = re.search(r"3 of 3 robots here, (\w+) leads", said)
+    assert leads and f"{leads[1]} leads" in browser.text("#summary")
+    here = {row[0]: row for row in table(browser, "robots")}
+    assert list(here) == list(ROBOTS)
+    assert [name for name, row in here.items() if row[1] == "leads"] == [leads[1]]
+    counts = {(row[0], row[1], row[2]): row[3] for row in rows_of(said, "control")}
+    shown = {(row[0], row[1], row[2]): row[3].replace(",", "") for row in table(browser, "topics")}
+    assert counts and counts == shown
+    sent = browser.run("CoorpLive.robots.map(({ status }) => status.bulk.sent_bytes)")
+    assert sent[1] >= 30_000_000 and f"{sent[1] / 1e6:.1f} MB" in said
+    assert browser.complaints == []
+
+
+def test_a_pause_holds_a_moment_that_one_can_look_back_from(team: Team, page: tuple[Browser, str]) -> None:
+    browser, url = page
+    team.drive()
+    browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
+    browser.until("CoorpLive.robots[1]?.rings.control.length > 90")
+    view = "CoorpLive.view"
+    first = browser.run(view)
+    browser.until(f"{view}.max > {first['max'] + 100}")
+    browser.click("#pause")
+    assert browser.text("#pause") == "Go on" and browser.text("#when") == "paused"
+    paused = browser.until(f"{view}.paused && {view}")
+    time.sleep(0.5)
+    assert browser.run(view) == paused
+    back = "const at = document.querySelector('#back'); at.value = '-2'; at.dispatchEvent(new Event('input'));"
+    browser.run(f"(() => {{ {back} }})()")
+    browser.until(f"Math.abs({view}.max - {paused['max'] - 2000}) < 1")
+    assert browser.text("#when") == "-2.00 s"
+    browser.click("#pause")
+    browser.until(f"!{view}.paused && {view}.max > {paused['max'] + 400}")
+    assert browser.text("#when") == "live"
+    # Nothing is wider than the phone.
+    assert browser.run("document.documentElement.scrollWidth") <= PHONE[0]
+    assert browser.complaints == []
+
+
+def test_light_and_dark_follow_the_system_until_one_is_chosen(team: Team, page: tuple[Browser, str]) -> None:
+    browser, url = page
+    paper = "getComputedStyle(document.body).backgroundColor"
+    browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
+    browser.until("globalThis.CoorpLive && CoorpLive.view")
+    light = browser.run(paper)
+    browser.open(url, width=PHONE[0], height=PHONE[1], phone=True, dark=True)
+    browser.until("globalThis.CoorpLive && CoorpLive.view")
+    dark = browser.run(paper)
+    assert light != dark and browser.text("#theme") == "Light"
+    browser.click("#theme")
+    assert browser.run(paper) == light and browser.text("#theme") == "Dark"
+    # It is kept.
+    browser.open(url, width=PHONE[0], height=PHONE[1], phone=True, dark=True)
+    browser.until("globalThis.CoorpLive && CoorpLive.view")
+    assert browser.run(paper) == light
+    assert browser.complaints == []
+
+
+def test_a_robot_that_goes_raises_an_alarm(team: Team, page: tuple[Browser, str]) -> None:
+    browser, url = page
+    browser.open(url, width=DESKTOP[0], height=DESKTOP[1])
+    browser.until("document.querySelector('#summary')?.textContent.includes('3 of 3')")
+    team.nodes["mule"].close()
+    browser.until("document.querySelector('#alarms li')?.textContent.includes('mule does not answer')")
+    assert "coorp up" in browser.text("#alarms")
+    row = table(browser, "robots")[2]
+    assert row[:2] == ["mule", "absent"]
+
+
+def test_a_page_goes_on_when_the_watch_does(team: Team, tmp_path: Path) -> None:
+    port = free_ports()
+    command = [sys.executable, "-m", "coorp", "watch", str(team.fleet.file), "--web", str(port)]
+    assert PROGRAM is not None
+    with Browser(PROGRAM, tmp_path / "browser") as browser:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and "http" in process.stdout.readline()
+        browser.open(f"http://localhost:{port}", width=DESKTOP[0], height=DESKTOP[1])
+        browser.until("document.querySelector('#summary')?.textContent.includes('3 of 3')")
+        process.kill()
+        process.communicate()
+        browser.until("document.querySelector('#summary').textContent.startsWith('No connection')")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        browser.until("document.querySelector('#summary').textContent.includes('3 of 3')")
+        process.kill()
+        process.communicate()
+
+
+def test_fifty_robots_take_bounded_memory(tmp_path: Path, page: tuple[Browser, str]) -> None:
+    """A made-up team of 50 at 30 Hz, at ten times its speed: rings and tables stay within their limits."""
+    from lib.crowd import crowd
+
+    browser, url = page
+    browser.call("Page.addScriptToEvaluateOnNewDocument", source=crowd(robots=50, rate_hz=300))
+    browser.open(url, width=DESKTOP[0], height=DESKTOP[1])
+    browser.until("globalThis.CoorpLive && CoorpLive.batches > 20")
+    largest = "Math.max(...CoorpLive.robots.flatMap(({ rings }) => Object.values(rings).map(({ size }) => size)))"
+    browser.until(f"CoorpLive.robots[0].rings.control.length === 8192 && {largest} === 8192", SOON)
+    batches = browser.run("CoorpLive.batches")
+    browser.until(f"CoorpLive.batches > {batches + 10}")
+    assert browser.run(largest) == 8192
+    assert browser.run("Math.max(...CoorpLive.robots.map(({ loops }) => loops.seconds.size))") <= 64
+    assert browser.run("document.querySelectorAll('#topics tbody tr').length") == 60
+    assert browser.complaints == []

@@ -1,0 +1,168 @@
+"""The page of `coorp watch --web` in a real browser: pictures of a running team, and how smoothly it draws a large one.
+
+    cargo build --release -p coorp-cli
+    apt-get install chromium               # or COORP_BROWSER=/path/to/chrome
+    sudo python studies/page.py [--quick] [--pictures FOLDER]
+
+**Pictures.** `examples/navigation.toml` with the policy `coorp`, live over `coorp emu`: each robot runs the traffic of `coorp emu
+--demo`, and the leader's also the page and the browser. Writes the page at a desk's and a phone's width, light and dark, as the
+pictures in docs.
+
+**Frames.** A made-up team of 50 robots at 30 Hz (lib/crowd.py), in place of the WebSocket: the time between two frames, at both
+widths. The page shows one second, as at first, and 20 s, which is the most. Making up the team costs the same thread of the browser
+something, too.
+
+If a browser is missing, the study says so and succeeds; without root or TUN, it leaves the pictures out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lib.browser import Browser, find
+from lib.crowd import crowd
+from lib.emulated import emulator
+from lib.simulator import REPOSITORY, binary
+from lib.table import number, show
+
+TEAM = REPOSITORY / "examples" / "navigation.toml"
+PORT = 8460
+SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
+FRAMES_S, FRAMES_QUICK_S = 15.0, 3.0
+GAPS = """
+    new Promise((done) => {
+      CoorpLive.frames.next = 0;
+      setTimeout(() => done(Array.from(CoorpLive.frames.gaps.slice(0, Math.min(1024, CoorpLive.frames.next)))), %d);
+    })
+"""
+
+
+def served(program: Path, team: Path, port: int) -> subprocess.Popen[str]:
+    """`coorp watch --web`, once it says where."""
+    process = subprocess.Popen([program, "watch", team, "--web", str(port)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+# --- frames -------------------------------------------------------------------------------------------------------
+
+
+def frames(program: Path, browser: str, seconds: float) -> None:
+    """Prints the time between two frames of a made-up team of 50 robots."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name, Browser(browser, Path(name) / "browser") as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=crowd(robots=50, rate_hz=30))
+        watch = served(program, TEAM, PORT)
+        try:
+            for size, (width, height) in SIZES.items():
+                for span in (1_000, 20_000):
+                    page.open(f"http://localhost:{PORT}", width=width, height=height, phone=size == "phone")
+                    page.until("globalThis.CoorpLive && CoorpLive.batches > 20")
+                    chosen = f"(() => {{ const it = document.querySelector('#span'); it.value = '{span}';"
+                    page.run(f"{chosen} it.dispatchEvent(new Event('change')); }})()")
+                    # As much of the last minute as is shown.
+                    time.sleep(span / 1_000)
+                    gaps = sorted(page.run(GAPS % (seconds * 1_000)))
+                    at = [gaps[int(share * (len(gaps) - 1))] for share in (0.5, 0.95, 0.99, 1.0)]
+                    rows.append([size, f"{span / 1000:g} s", str(len(gaps)), *(number(gap, 1) for gap in at)])
+            if page.complaints:
+                raise SystemExit(f"failed: the page complains: {page.complaints}")
+        finally:
+            watch.kill()
+            watch.communicate()
+    print("\nTime between two frames, 50 robots at 30 Hz, ms:")
+    show(["page", "shows", "frames", "p50", "p95", "p99", "longest"], rows, markdown=False)
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
+
+
+def part(folder: Path, seconds: int) -> int:
+    """A robot's programs under the emulator."""
+    program, team = binary(), Path(os.environ["COORP_TEAM"])
+    assert program is not None
+    command = [program, "demo-robot", team, "--policy", "coorp", "--folder", folder, "--length", f"{seconds}s"]
+    robot = subprocess.Popen(command)
+    if os.environ["COORP_ROBOT"] == os.environ["COORP_LEADER"]:
+        pictures(program, team, folder)
+    return robot.wait()
+
+
+def pictures(program: Path, team: Path, folder: Path) -> None:
+    """Writes what the page looks like while the robots run."""
+    browser = find()
+    assert browser is not None
+    watch = served(program, team, PORT)
+    with Browser(browser, folder / "browser") as page:
+        for size, (width, height) in SIZES.items():
+            page.open(f"http://localhost:{PORT}", width=width, height=height, phone=size == "phone")
+            page.until("globalThis.CoorpLive && CoorpLive.robots.some(({ rings }) => rings.bulk.length > 20)")
+            # Until there is something to see of the last minute.
+            time.sleep(12)
+            for dark in (False, True):
+                page.call("Emulation.setEmulatedMedia", features=[scheme(dark)])
+                page.size(width, height, phone=size == "phone", scale=1.5 if size == "phone" else 1.0)
+                time.sleep(1.5)
+                page.click("#pause")
+                time.sleep(0.3)
+                page.picture(folder / f"live-{size}{'-dark' if dark else ''}.png", whole=size == "desktop")
+                page.click("#pause")
+        (folder / "complaints").write_text("\n".join(page.complaints))
+    watch.kill()
+    watch.communicate()
+
+
+def scheme(dark: bool) -> dict[str, str]:
+    return {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+
+
+def run_team(program: Path, to: Path, seconds: int) -> None:
+    """Runs the team over the emulator, and takes its pictures to a folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        team = folder / "team.toml"
+        # Learning sends early, so that there is bulk.
+        team.write_text(re.sub(r"batch_loops = \d+", "batch_loops = 60", TEAM.read_text()))
+        subprocess.run([program, "keys", "init", team], check=True, capture_output=True)
+        command = [program, "emu", team, "--quiet", "--", sys.executable, __file__, "--robot", folder, "--seconds", str(seconds)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        complaints = folder / "complaints"
+        if done.returncode != 0 or not complaints.exists() or complaints.read_text():
+            why = complaints.read_text() if complaints.exists() else ""
+            raise SystemExit(f"failed: {done.stdout}{done.stderr}{why}")
+        to.mkdir(exist_ok=True)
+        for picture in sorted(folder.glob("live-*.png")):
+            (to / picture.name).write_bytes(picture.read_bytes())
+            print(f"{to / picture.name}: {picture.stat().st_size / 1e3:.0f} kB")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short, so that the figures mean little")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where to keep the pictures")
+    parser.add_argument("--robot", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=int, default=90, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.robot is not None:
+        return part(arguments.robot, arguments.seconds)
+    program, browser = binary(), find()
+    if program is None or browser is None:
+        print("skipped: needs the coorp binary" if program is None else "skipped: no Chromium; COORP_BROWSER names one")
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        if emulator() is not None:
+            run_team(program, arguments.pictures or Path(name), arguments.seconds)
+    frames(program, browser, FRAMES_QUICK_S if arguments.quick else FRAMES_S)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
