@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -45,30 +46,38 @@ class Team:
         base = self.nodes["base"]
         perceptions, commands = base.control_subscriber("perception"), base.control_publisher("command", period="33ms")
         self.heard = {name: self.nodes[name].control_subscriber("command") for name in ROBOTS[1:]}
-        publishers = [self.nodes[name].control_publisher("perception", period="33ms") for name in ROBOTS[1:]]
+        publishers = {name: self.nodes[name].control_publisher("perception", period="33ms") for name in ROBOTS[1:]}
+        self.took: dict[str, list[float]] = {name: [] for name in publishers}
+        """How long loops took in milliseconds, as the programs see it."""
+        began: dict[str, float] = {}
 
         def perceive() -> None:
             while not self.stop.wait(1 / 30):
-                for publisher in publishers:
+                for name, publisher in publishers.items():
+                    began[name] = time.monotonic()
                     publisher.put(b"x" * 1024)
 
         def command() -> None:
+            here: set[str] = set()
             while not self.stop.is_set():
                 try:
-                    perceptions.recv(timeout=0.2)
+                    here.add(perceptions.recv(timeout=0.2).sender)
                 except TimeoutError:
                     continue
-                time.sleep(0.002)
-                commands.put(b"go")
+                if here == set(publishers):
+                    here.clear()
+                    time.sleep(0.002)
+                    commands.put(b"go")
 
-        def listen(subscriber: Any) -> None:
+        def listen(name: str) -> None:
             while not self.stop.is_set():
                 try:
-                    subscriber.recv(timeout=0.2)
+                    self.heard[name].recv(timeout=0.2)
                 except TimeoutError:
                     continue
+                self.took[name].append(1e3 * (time.monotonic() - began[name]))
 
-        for what in (perceive, command, *(lambda s=s: listen(s) for s in self.heard.values())):
+        for what in (perceive, command, *(lambda name=name: listen(name) for name in publishers)):
             self.threads.append(threading.Thread(target=what))
             self.threads[-1].start()
 
@@ -135,7 +144,9 @@ def rows_of(text: str, title: str) -> list[list[str]]:
     for line in lines[begin + 1 :]:
         if not line.strip():
             break
-        rows.append(line.split())
+        # Not the line below the titles.
+        if any(letter.isalnum() for letter in line):
+            rows.append(line.split())
     return rows
 
 
@@ -150,9 +161,10 @@ def test_the_page_shows_what_the_robots_report(team: Team, page: tuple[Browser, 
     received = team.nodes["base"].bulk_receiver().recv(timeout=SOON)
     assert received is not None
     delivery.wait(timeout=SOON)
-    # A few seconds of loops, as the scout itself times them.
-    loops = browser.until("CoorpLive.robots[1].rings.loop.length > 60 && CoorpLive.robots[1].loops.since(0)")
-    assert all(1.9 <= took < 1000 for took in loops), loops
+    # A few seconds of loops, as the scout itself times them: its program is told a moment later.
+    loops = browser.until("CoorpLive.robots[1].rings.loop.length > 90 && CoorpLive.robots[1].loops.since(0)")
+    shown, seen = statistics.median(loops), statistics.median(team.took["scout"])
+    assert 2.0 < shown < seen + 1.0 and seen - shown < 10.0, (shown, seen)
     assert not browser.run("document.querySelector('#reaction').hidden || document.querySelector('#ages').hidden")
     assert browser.until("CoorpLive.robots[1].rings.permit.length >= 1 && CoorpLive.robots[1].rings.bulk.length >= 1")
     assert browser.until("!document.querySelector('#bulk').hidden")
@@ -177,7 +189,7 @@ def test_a_pause_holds_a_moment_that_one_can_look_back_from(team: Team, page: tu
     browser, url = page
     team.drive()
     browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
-    browser.until("CoorpLive.robots[1]?.rings.control.length > 90")
+    browser.until("globalThis.CoorpLive?.robots[1]?.rings.control.length > 90")
     view = "CoorpLive.view"
     first = browser.run(view)
     browser.until(f"{view}.max > {first['max'] + 100}")

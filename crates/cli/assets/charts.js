@@ -82,8 +82,9 @@ const Charts = (() => {
       ctx.textAlign = at + half > left + width ? "right" : at - half < left ? "left" : "center";
       ctx.fillText(text, at, top - 2 * ratio);
     } else {
-      ctx.textAlign = "right";
-      ctx.fillText(text, left + width - 4 * ratio, at - 2 * ratio);
+      // The newest values are on the right.
+      ctx.textAlign = "left";
+      ctx.fillText(text, left + 4 * ratio, at - 2 * ratio);
     }
     ctx.restore();
   };

@@ -292,12 +292,16 @@
       return ticks;
     },
     filter: (_, ticks) => ticks,
-    values: (_, ticks) => {
+    values: (chart, ticks) => {
+      const room = chart.bbox.width / devicePixelRatio;
       const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1000;
       const digits = step >= 999 ? 0 : step >= 99 ? 1 : step >= 9 ? 2 : 3;
       return ticks.map((ms) => {
         const part = (hello.began_unix_ms + ms) % 1000;
-        return digits === 0 || part < 0.5 || part > 999.5 ? clockText(ms + 0.5) : `.${String(Math.round(part)).padStart(3, "0").slice(0, digits)}`;
+        const isWhole = digits === 0 || part < 0.5 || part > 999.5;
+        if (!isWhole) return `.${String(Math.round(part)).padStart(3, "0").slice(0, digits)}`;
+        // A time that would be cut off at the right.
+        return chart.valToPos(ms, "x") > room - 24 ? "" : clockText(ms + 0.5);
       });
     },
   });
@@ -348,7 +352,8 @@
     const copies = robots.map((robot) => ({
       ...robot, rings: Object.fromEntries(Object.entries(robot.rings).map(([kind, ring]) => [kind, ring.copy()])),
     }));
-    const right = edge();
+    // What is drawn, to the pixel.
+    const right = lanes.chart.scales.x.max ?? edge();
     frozen = { robots: copies, right, edge: right };
     sayWhen();
   };
@@ -518,6 +523,7 @@
 
   const showRobots = () => {
     const since = edge() + hello.behind_ms - RECENT_S * 1000;
+    const rate = (value) => (value == null ? DASH : value.toFixed(1));
     const rows = robots.map((robot) => {
       const { status } = robot;
       if (!status || robot.absent) {
@@ -526,7 +532,6 @@
       }
       const took = robot.loops.since(since);
       const aged = robot.ages.since(since);
-      const rate = (value) => (value == null ? DASH : `${value.toFixed(1)} Mbit/s`);
       return [
         robot.name,
         status.leads ? ["leads", "good"] : "here",
@@ -536,18 +541,18 @@
         ms(quantile(aged, 0.5)),
         rate(robot.rates?.sent),
         rate(robot.rates?.received),
-        status.bulk ? String(status.bulk.waiting) : DASH,
+        status.bulk?.waiting ? String(status.bulk.waiting) : DASH,
         status.bulk ? `${status.bulk.in_flight}${status.bulk.held ? ", held" : ""}` : DASH,
-        status.completions ?? DASH,
+        status.bulk ? [status.completions, "text minor"] : DASH,
         `${status.alive.length} of ${robots.length}`,
         robot.withinMs == null ? DASH : `± ${robot.withinMs.toFixed(1)} ms`,
-        status.paths.join(", "),
+        [status.paths.join(", "), "text minor"],
         status.refused_frames ? [String(status.refused_frames), "late"] : DASH,
       ];
     });
     fill("robots", [
       ["robot"], ["is"], ["permit"], ["reaction", "median of its loops, last 10 s"], ["late", "of its loops, last 10 s"],
-      ["age", "median age of control that arrived there, last 10 s"], ["bulk out"], ["bulk in"], ["bulk waits", "messages"],
+      ["age", "median age of control that arrived there, last 10 s"], ["out, Mbit/s", "bulk"], ["in, Mbit/s", "bulk"], ["waits", "bulk messages"],
       ["in the card", "bulk packets"], ["known by", "how it knows what has left the card"], ["hears"],
       ["clock", "how well its clock is known here"], ["paths"], ["refused", "frames"],
     ], rows);
