@@ -11,12 +11,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_node import SOON, Fleet, free_ports
-
-import coorp
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
 from lib.browser import Browser, find

@@ -71,14 +71,16 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.kill()
         self._process.wait()
         for end in (self._write, self._read):
             with contextlib.suppress(OSError):
                 os.close(end)
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """One command of the DevTools protocol, and its result."""
         self._next += 1
         number = self._next
@@ -124,16 +126,18 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def size(self, width: int, height: int, *, phone: bool = False, scale: float = 1.0) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
+        )
 
-    def run(self, expression: str) -> Any:
+    def run(self, expression: str) -> Any:  # noqa: ANN401
         """The value of a JavaScript expression in the page."""
         got = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in got:
             raise RuntimeError(f"{expression}: {got['exceptionDetails']}")
         return got["result"].get("value")
 
-    def until(self, expression: str, seconds: float = ANSWER_MAX) -> Any:
+    def until(self, expression: str, seconds: float = ANSWER_MAX) -> Any:  # noqa: ANN401
         """Waits until an expression is true, and returns its value."""
         until = time.monotonic() + seconds
         while True:

@@ -117,6 +117,8 @@ const Charts = (() => {
     ctx.clip();
     ctx.fillStyle = css("lane");
     for (let lane = 0; lane < count; lane += 2) ctx.fillRect(bbox.left, bbox.top + lane * height, bbox.width, height);
+    // Setting a colour costs more than a rectangle.
+    let ink = null;
     for (const [kind, { from, to, gap = 0 }] of Object.entries(kinds)) {
       const usual = css(kind), overBound = css("late");
       for (let lane = 0; lane < count; lane += 1) {
@@ -125,7 +127,8 @@ const Charts = (() => {
         let left = 0, right = 0, late = false;
         const fill = () => {
           if (right <= left) return;
-          ctx.fillStyle = late ? overBound : usual;
+          const colour = late ? overBound : usual;
+          if (colour !== ink) ctx.fillStyle = ink = colour;
           ctx.fillRect(left, top, right - left, tall);
         };
         each(lane, kind, min, max, (start, end, isLate) => {

@@ -700,8 +700,8 @@
 
   // ---- Drawing ----
 
-  // How long frames take, for the foot and for tests.
-  const frames = { last: null, count: 0, since: 0, rate: 0, gaps: new Float32Array(1024), next: 0 };
+  // The time between two frames and the work for each, in milliseconds, for the foot and for tests.
+  const frames = { last: null, count: 0, since: 0, rate: 0, gaps: new Float32Array(1024), next: 0, work: new Float32Array(1024), drawn: 0 };
   const measure = (now) => {
     if (frames.last !== null) {
       frames.gaps[frames.next % frames.gaps.length] = now - frames.last;
@@ -723,7 +723,13 @@
     if (frozen && !dirty) return;
     dirty = false;
     const right = frozen ? frozen.right : edge();
+    const began = performance.now();
     lanes.chart.setScale("x", { min: right - span, max: right });
+    // The chart draws in a microtask that it has queued by now.
+    queueMicrotask(() => {
+      frames.work[frames.drawn % frames.work.length] = performance.now() - began;
+      frames.drawn += 1;
+    });
   };
 
   const build = () => {
