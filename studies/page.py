@@ -106,13 +106,14 @@ def pictures(program: Path, team: Path, folder: Path) -> None:
     watch = served(program, team, PORT)
     with Browser(browser, folder / "browser") as page:
         for size, (width, height) in SIZES.items():
-            page.open(f"http://localhost:{PORT}", width=width, height=height, phone=size == "phone")
+            phone = size == "phone"
+            scale = 1.5 if phone else 1.0
+            page.open(f"http://localhost:{PORT}", width=width, height=height, scale=scale, phone=phone)
             page.until("globalThis.CoorpLive && CoorpLive.robots.some(({ rings }) => rings.bulk.length > 20)")
             # Until there is something to see of the last minute.
             time.sleep(12)
             for dark in (False, True):
                 page.call("Emulation.setEmulatedMedia", features=[scheme(dark)])
-                page.size(width, height, phone=size == "phone", scale=1.5 if size == "phone" else 1.0)
                 time.sleep(1.5)
                 page.click("#pause")
                 time.sleep(0.3)
@@ -131,7 +132,7 @@ def run_team(program: Path, to: Path, seconds: int) -> None:
     """Runs the team over the emulator, and takes its pictures to a folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        team = folder / "team.toml"
+        team = folder / TEAM.name
         # Learning sends early, so that there is bulk.
         team.write_text(re.sub(r"batch_loops = \d+", "batch_loops = 60", TEAM.read_text()))
         subprocess.run([program, "keys", "init", team], check=True, capture_output=True)

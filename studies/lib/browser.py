@@ -118,17 +118,16 @@ class Browser:
             case "Log.entryAdded":
                 self.complaints.append(said["entry"]["text"])
 
-    def open(self, url: str, *, width: int, height: int, phone: bool = False, dark: bool = False) -> None:
-        """Opens a page at a size in CSS pixels."""
-        self.size(width, height, phone=phone)
-        scheme = "dark" if dark else "light"
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=url)
-
-    def size(self, width: int, height: int, *, phone: bool = False, scale: float = 1.0) -> None:
+    def open(
+        self, url: str, *, width: int, height: int, scale: float = 1.0, phone: bool = False, dark: bool = False
+    ) -> None:
+        """Opens a page at a size in CSS pixels, of which each is as wide as so many of the picture's."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
         )
+        scheme = "dark" if dark else "light"
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url=url)
 
     def run(self, expression: str) -> Any:  # noqa: ANN401
         """The value of a JavaScript expression in the page."""

@@ -12,7 +12,7 @@
   // As in the report, but each robot has its loops at the bottom of its own lane.
   const { permit, window: protection, hold, bulk, control } = Charts.KINDS;
   const KINDS = {
-    permit, window: protection, hold, bulk: { ...bulk, says: "bulk in the card or on the air" },
+    permit, window: protection, hold: { ...hold, says: "gate holds bulk for a window" }, bulk: { ...bulk, says: "bulk in the card or on the air" },
     control: { ...control, says: "control in the card or on the air" },
     loop: { from: 0.93, to: 1, says: "control loop", gap: 1 },
   };
@@ -313,7 +313,7 @@
     const tip = document.createElement("div");
     tip.className = "tip";
     const narrow = parent.clientWidth < 500;
-    const options = lanesOptions(names, lanesHeight(names.length), timeAxis(narrow ? 64 : 84));
+    const options = lanesOptions(names, lanesHeight(names.length), timeAxis(narrow ? 50 : 84));
     const width = 14 + 7 * Math.max(3, ...names.map((name) => shortName(name).length));
     options.axes[1].size = Math.min(width, parent.clientWidth / 4);
     const chart = new uPlot({
@@ -519,7 +519,7 @@
   const PERMITS = { NotNeeded: "not needed", Idle: DASH, Waiting: "waits", Holding: ["holds", "good"] };
   const lateOf = (values) => (hello.bound_ms == null || !values.length ? null
     : values.filter((value) => value > hello.bound_ms).length / values.length);
-  const lateCell = (share) => (share === null ? DASH : [percent(share), share > 0.05 ? "late" : ""]);
+  const lateCell = (share) => (share === null ? DASH : [percent(share), share > 0.1 ? "late" : ""]);
 
   const showRobots = () => {
     const since = edge() + hello.behind_ms - RECENT_S * 1000;
@@ -547,7 +547,7 @@
         `${status.alive.length} of ${robots.length}`,
         robot.withinMs == null ? DASH : `± ${robot.withinMs.toFixed(1)} ms`,
         [status.paths.join(", "), "text minor"],
-        status.refused_frames ? [String(status.refused_frames), "late"] : DASH,
+        status.refused_frames ? String(status.refused_frames) : DASH,
       ];
     });
     fill("robots", [

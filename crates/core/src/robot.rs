@@ -360,13 +360,8 @@ impl Robot {
             .is_some()
             .then(|| Seen::Permitted(self.is_permitted(now)));
         let window = Event::Window(Some(self.window()).filter(|window| window.end > now));
-        let gates = self.local.held().map(|path| Seen::Gate {
-            path: u8::try_from(path).unwrap_or(u8::MAX),
-            open: false,
-            for_window: false,
-        });
         let state = [Some(Seen::Led(self.leader(now))), permitted];
-        for seen in state.into_iter().flatten().chain(gates) {
+        for seen in state.into_iter().flatten() {
             self.journal.scope.note(now, seen);
         }
         self.journal.scope.decided(now, &window);

@@ -148,7 +148,7 @@ impl Journal {
     /// Notes the gate's answer about a datagram, if it differs from the last.
     #[inline]
     pub fn gate(&mut self, path: usize, open: bool, for_window: bool, in_flight: usize) {
-        if self.is_on() {
+        if self.on {
             self.note_gate(path, open, for_window, in_flight);
         }
     }

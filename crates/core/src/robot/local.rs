@@ -319,12 +319,6 @@ impl Local {
         }
     }
 
-    /// The paths whose gates hold bulk.
-    pub fn held(&self) -> impl Iterator<Item = usize> + '_ {
-        let gates = self.gates.iter().enumerate();
-        gates.filter(|(_, gate)| gate.is_paused()).map(|(path, _)| path)
-    }
-
     /// When a gate that holds bulk opens.
     pub fn gates_deadline(&self) -> Option<Instant> {
         self.gates.iter().filter_map(Gate::next_deadline).min()
@@ -374,8 +368,13 @@ impl Robot {
             return true;
         };
         let verdict = gate.on_dequeue(n, now);
-        let for_window = matches!(verdict, Verdict::Hold { until: Some(_) });
-        self.journal.gate(path, verdict == Verdict::Pass, for_window, n);
+        let for_window = match verdict {
+            Verdict::Hold { until } => until,
+            Verdict::Pass => None,
+        };
+        self.journal
+            .gate(path, verdict == Verdict::Pass, for_window.is_some(), n);
+        self.journal.scope.gate(path, for_window, now);
         verdict == Verdict::Pass
     }
 

@@ -36,14 +36,12 @@ pub enum Seen {
     Led(Option<RobotId>),
     /// The window that bulk is kept out of from now on: its start (negative: it has begun) and its length.
     Window(Option<(i32, u32)>),
-    /// The gate of a path opened, or holds bulk from now on.
+    /// The gate of a path holds bulk for a window from now on, or no longer.
     Gate {
         /// The path.
         path: u8,
-        /// Whether it is open now.
-        open: bool,
-        /// Whether it holds for a window; otherwise it is for the backlog.
-        for_window: bool,
+        /// For how long it does, unless the window changes; `None`: not at all.
+        held_us: Option<u32>,
     },
     /// A control message of this robot has left its card, so long after it was made.
     Control {
@@ -121,6 +119,8 @@ pub struct Scope {
     /// By flow, when the newest message was made that has not left.
     made: Vec<Option<Instant>>,
     bulk: [Option<Stay>; PATHS_MAX],
+    /// By path, until when the gate holds bulk for a window.
+    held: [Option<Instant>; PATHS_MAX],
 }
 
 impl Scope {
@@ -215,6 +215,25 @@ impl Scope {
         }
     }
 
+    /// The gate's answer about a bulk packet: until when it is held for a window, if so. Holds for the backlog are not shown: they
+    /// come and go with each packet, and what is in the card shows them.
+    #[inline]
+    pub fn gate(&mut self, path: usize, held: Option<Instant>, now: Instant) {
+        if self.is_on() {
+            self.on_gate(path, held, now);
+        }
+    }
+
+    fn on_gate(&mut self, path: usize, held: Option<Instant>, now: Instant) {
+        let Some(known) = self.held.get_mut(path).filter(|known| **known != held) else {
+            return;
+        };
+        *known = held;
+        let path = u8::try_from(path).unwrap_or(u8::MAX);
+        let held_us = held.map(|until| micros(until.since(now)));
+        self.note(now, Seen::Gate { path, held_us });
+    }
+
     /// A bulk packet that entered the card at `entered_at` left it at `left_at`.
     #[inline]
     pub fn bulk(&mut self, path: usize, entered_at: Instant, left_at: Instant) {
@@ -268,7 +287,8 @@ impl Scope {
 impl Seen {
     fn of(at: Instant, event: &Event) -> Option<Seen> {
         Some(match event {
-            Event::Said { .. } => return None,
+            // `Scope::gate` is told of each answer.
+            Event::Said { .. } | Event::Gate(_) => return None,
             Event::Permitted(permitted) => Seen::Permitted(*permitted),
             Event::Led(super::Led::Deposed, _) => Seen::Led(None),
             Event::Led(_, epoch) => Seen::Led(Some(epoch.robot)),
@@ -278,11 +298,6 @@ impl Seen {
                 let ahead = i32::try_from(ahead).unwrap_or(i32::MAX);
                 Seen::Window(Some((ahead, micros(window.end.since(window.start)))))
             }
-            Event::Gate(gate) => Seen::Gate {
-                path: u8::try_from(gate.path).unwrap_or(u8::MAX),
-                open: gate.open,
-                for_window: gate.for_window,
-            },
         })
     }
 }
@@ -358,6 +373,22 @@ mod tests {
         scope.left(3, at(400));
         let events = scope.look(CLOCK, None, at(400)).events;
         assert_eq!(events, [(50, Seen::Control { flow: 3, took_us: 250 })]);
+    }
+
+    #[test]
+    fn a_hold_is_seen_once_and_again_if_its_window_changes() {
+        let mut scope = on();
+        let (path, until) = (1, Some(at(500)));
+        for held in [None, until, until, Some(at(700)), None, None] {
+            scope.gate(1, held, at(100));
+        }
+        let held = scope
+            .look(CLOCK, None, at(100))
+            .events
+            .into_iter()
+            .map(|(_, seen)| seen);
+        let expected = [Some(400), Some(600), None].map(|held_us| Seen::Gate { path, held_us });
+        assert!(held.eq(expected));
     }
 
     #[test]

@@ -165,13 +165,7 @@ fn who_watches_sees_what_is_decided_and_when() {
     run(&mut robot, at(635));
     assert_eq!(asks(&mut robot, 635), Answer::Yes);
     let second = robot.look(Some(first.cursor()), at(640));
-    let gate = |open| Seen::Gate {
-        path: 0,
-        open,
-        for_window: !open,
-    };
     for (ms, seen) in [
-        (620, gate(false)),
         (
             623,
             Seen::Control {
@@ -179,13 +173,18 @@ fn who_watches_sees_what_is_decided_and_when() {
                 took_us: 2_000,
             },
         ),
-        (635, gate(true)),
+        (635, Seen::Gate { path: 0, held_us: None }),
     ] {
         assert!(
             second.events.contains(&((640 - ms) * 1_000, seen)),
             "no {seen:?}: {second:?}"
         );
     }
+    let held = |(ago_us, seen): &(u32, Seen)| {
+        let holds = matches!(seen, Seen::Gate { held_us: Some(held_us), .. } if *held_us > 0);
+        *ago_us == 20_000 && holds
+    };
+    assert!(second.events.iter().any(held), "{second:?}");
     let arrived = |(_, seen): &(u32, Seen)| {
         matches!(
             seen,

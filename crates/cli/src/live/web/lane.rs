@@ -26,8 +26,8 @@ pub struct Lane {
     permitted: Option<f64>,
     /// Start and planned end.
     window: Option<(f64, f64)>,
-    /// By path, since when the gate holds bulk.
-    held: BTreeMap<u8, f64>,
+    /// By path, since when the gate holds bulk for a window, and until when it is planned to.
+    held: BTreeMap<u8, (f64, f64)>,
     done: Done,
 }
 
@@ -51,12 +51,19 @@ impl Lane {
             Seen::Permitted(false) => {
                 let since = self.permitted.take();
                 self.end(PERMIT, since, at);
+                // The gate is not asked any more.
+                self.end_holds(at);
             }
             Seen::Window(window) => self.on_window(at, window),
-            Seen::Gate { path, open: false, .. } => _ = self.held.entry(path).or_insert(at),
-            Seen::Gate { path, open: true, .. } => {
-                let since = self.held.remove(&path);
-                self.end(HOLD, since, at);
+            Seen::Gate { path, held_us } => {
+                let held = self.held.remove(&path);
+                match held_us {
+                    Some(held_us) => {
+                        let since = held.map_or(at, |(since, _)| since);
+                        self.held.insert(path, (since, at + f64::from(held_us) / 1e3));
+                    }
+                    None => self.end(HOLD, held.map(|(since, _)| since), at),
+                }
             }
             Seen::Control { took_us, .. } => self.add(CONTROL, (ago(took_us), at, 1)),
             Seen::Bulk { took_us, packets, .. } => self.add(BULK, (ago(took_us), at, packets)),
@@ -93,17 +100,31 @@ impl Lane {
             self.window = None;
             self.end(WINDOW, Some(start), end);
         }
+        let over: Vec<u8> = self
+            .held
+            .iter()
+            .filter(|(_, held)| held.1 <= until)
+            .map(|(path, _)| *path)
+            .collect();
+        for path in over {
+            let held = self.held.remove(&path);
+            self.end(HOLD, held.map(|(since, _)| since), held.map_or(until, |(_, end)| end));
+        }
+    }
+
+    /// Nothing is held any more.
+    fn end_holds(&mut self, at: f64) {
+        for (since, end) in std::mem::take(&mut self.held).into_values() {
+            self.end(HOLD, Some(since), end.min(at));
+        }
     }
 
     /// Something is not known: what was open ends where the knowledge ends.
     pub fn lose(&mut self) {
         let until = self.until;
-        let held: Vec<f64> = std::mem::take(&mut self.held).into_values().collect();
         let permitted = self.permitted.take();
         self.end(PERMIT, permitted, until);
-        for since in held {
-            self.end(HOLD, Some(since), until);
-        }
+        self.end_holds(until);
         if let Some((start, end)) = self.window.take().filter(|(start, _)| *start < until) {
             self.end(WINDOW, Some(start), end.min(until));
         }
@@ -118,7 +139,7 @@ impl Lane {
     pub fn open(&self) -> Vec<(&'static str, f64, Option<f64>)> {
         let permitted = self.permitted.map(|since| (PERMIT, since, None));
         let window = self.window.map(|(start, end)| (WINDOW, start, Some(end)));
-        let held = self.held.values().map(|since| (HOLD, *since, None));
+        let held = self.held.values().map(|(since, end)| (HOLD, *since, Some(*end)));
         permitted.into_iter().chain(window).chain(held).collect()
     }
 
@@ -148,12 +169,8 @@ mod tests {
         lane.take().spans.remove(kind).unwrap_or_default()
     }
 
-    fn gate(path: u8, open: bool) -> Seen {
-        Seen::Gate {
-            path,
-            open,
-            for_window: !open,
-        }
+    fn gate(path: u8, held_us: Option<u32>) -> Seen {
+        Seen::Gate { path, held_us }
     }
 
     #[test]
@@ -161,21 +178,25 @@ mod tests {
         let mut lane = Lane::default();
         lane.on_seen(10.0, Seen::Permitted(true));
         lane.on_seen(11.0, Seen::Permitted(true));
-        lane.on_seen(12.0, gate(0, false));
-        lane.on_seen(13.0, gate(1, false));
+        lane.on_seen(12.0, gate(0, Some(6_000)));
+        lane.on_seen(13.0, gate(1, Some(20_000)));
         lane.on_until(14.0);
-        assert_eq!(
-            lane.open(),
-            [(PERMIT, 10.0, None), (HOLD, 12.0, None), (HOLD, 13.0, None)]
-        );
-        lane.on_seen(15.0, gate(0, true));
-        lane.on_seen(16.0, gate(0, true));
+        let open = [(PERMIT, 10.0, None), (HOLD, 12.0, Some(18.0)), (HOLD, 13.0, Some(33.0))];
+        assert_eq!(lane.open(), open);
+        // The window is longer, and then shorter.
+        lane.on_seen(14.5, gate(0, Some(8_000)));
+        lane.on_seen(15.0, gate(0, None));
+        lane.on_seen(16.0, gate(0, None));
         lane.on_seen(20.0, Seen::Permitted(false));
-        assert_eq!(lane.open(), [(HOLD, 13.0, None)]);
+        assert!(lane.open().is_empty(), "without a permit, the gate is not asked");
         let done = lane.take();
-        assert_eq!(done.spans[HOLD], [(12.0, 15.0, 0)]);
+        assert_eq!(done.spans[HOLD], [(12.0, 15.0, 0), (13.0, 20.0, 0)]);
         assert_eq!(done.spans[PERMIT], [(10.0, 20.0, 0)]);
         assert_eq!(lane.take(), Done::default());
+        // There is no more bulk that would ask.
+        lane.on_seen(30.0, gate(0, Some(2_000)));
+        lane.on_until(40.0);
+        assert_eq!(spans(&mut lane, HOLD), [(30.0, 32.0, 0)]);
     }
 
     #[test]
@@ -204,7 +225,7 @@ mod tests {
     fn what_is_lost_ends_where_the_knowledge_does() {
         let mut lane = Lane::default();
         lane.on_seen(1.0, Seen::Permitted(true));
-        lane.on_seen(2.0, gate(0, false));
+        lane.on_seen(2.0, gate(0, Some(50_000)));
         lane.on_seen(2.0, Seen::Window(Some((0, 100_000))));
         lane.on_until(9.0);
         lane.lose();
