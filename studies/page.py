@@ -2,6 +2,7 @@
 
     cargo build --release -p coorp-cli
     apt-get install chromium               # or COORP_BROWSER=/path/to/chrome
+    pip install '.[learn]'                 # for Pillow
     sudo python studies/page.py [--quick] [--pictures FOLDER]
 
 **Pictures.** `examples/navigation.toml` with the policy `coorp`, live over `coorp emu`: each robot runs the traffic
@@ -32,6 +33,7 @@ from lib.crowd import crowd
 from lib.emulated import emulator
 from lib.simulator import REPOSITORY, binary
 from lib.table import number, show
+from PIL import Image
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
 PORT = 8460
@@ -107,7 +109,7 @@ def pictures(program: Path, team: Path, folder: Path) -> None:
     with Browser(browser, folder / "browser") as page:
         for size, (width, height) in SIZES.items():
             phone = size == "phone"
-            scale = 1.5 if phone else 1.0
+            scale = 2.0 if phone else 1.0
             page.open(f"http://localhost:{PORT}", width=width, height=height, scale=scale, phone=phone)
             page.until("globalThis.CoorpLive && CoorpLive.robots.some(({ rings }) => rings.bulk.length > 20)")
             # Until there is something to see of the last minute.
@@ -144,8 +146,10 @@ def run_team(program: Path, to: Path, seconds: int) -> None:
             raise SystemExit(f"failed: {done.stdout}{done.stderr}{why}")
         to.mkdir(exist_ok=True)
         for picture in sorted(folder.glob("live-*.png")):
-            (to / picture.name).write_bytes(picture.read_bytes())
-            print(f"{to / picture.name}: {picture.stat().st_size / 1e3:.0f} kB")
+            kept = to / picture.name
+            # 256 colours are enough for flat areas and text.
+            Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(kept, optimize=True)
+            print(f"{kept}: {kept.stat().st_size / 1e3:.0f} kB")
 
 
 def main() -> int:

@@ -41,6 +41,8 @@ pub(crate) struct MarkedSocket {
     one_by_one: AtomicBool,
     /// The datagrams that have left.
     handed: Arc<Handed>,
+    /// Whether the emulator tells that, which sees no datagram that stays on this machine.
+    emulated: bool,
 }
 
 /// Maximum time for which reading the emulator's reports waits, so that it ends in time for the socket to be closed.
@@ -58,6 +60,7 @@ impl MarkedSocket {
             marked.set_tos_v4(TOS_VOICE.into())?;
         }
         let emulated = Emulated::connect(&socket, LOOK_UP_EVERY);
+        let is_emulated = !emulated.is_empty();
         let handed = Handed::by(OutQueue::of(&socket, emulated.first().map(Emulated::freed))?);
         for mut emulated in emulated {
             let socket = Arc::downgrade(&handed);
@@ -85,6 +88,7 @@ impl MarkedSocket {
             receiving,
             one_by_one: AtomicBool::new(false),
             handed,
+            emulated: is_emulated,
         }))
     }
 
@@ -93,19 +97,24 @@ impl MarkedSocket {
         self.handed.clone()
     }
 
-    /// Hands datagrams of `each` bytes to the kernel; the last may be shorter.
-    fn send(&self, to: SocketAddr, datagrams: &[u8], each: u16) -> io::Result<()> {
+    /// Hands datagrams to the kernel, of `each` bytes, the last perhaps with fewer. Those that stay `here`, such as an operator's
+    /// beside the robot, do not count: the emulator would never tell that they have left.
+    fn send(&self, to: SocketAddr, here: bool, datagrams: &[u8], each: u16) -> io::Result<()> {
         let to = SockaddrStorage::from(to);
         let together = [ControlMessage::UdpGsoSegments(&each)];
         let count = datagrams.len().div_ceil(each.into());
         let how = if count > 1 { &together[..] } else { &[] };
         self.io.try_io(Interest::WRITABLE, || {
             let bytes = [IoSlice::new(datagrams)];
-            self.handed.send(datagrams.len(), count, || {
+            let hand_over = || {
                 sendmsg(self.io.as_raw_fd(), &bytes, how, MsgFlags::MSG_DONTWAIT, Some(&to))
                     .map(drop)
                     .map_err(io::Error::from)
-            })
+            };
+            if here {
+                return hand_over();
+            }
+            self.handed.send(datagrams.len(), count, hand_over)
         })
     }
 }
@@ -122,14 +131,17 @@ impl AsyncUdpSocket for MarkedSocket {
         let (to, all) = (transmit.destination, transmit.contents);
         // A datagram's length fits a u16.
         let each = transmit.segment_size.map_or(u16::MAX, |size| size as u16).max(1);
-        let mut sent = self.send(to, all, each);
-        // A card that leaves checksums to the kernel takes datagrams one by one.
+        let here = self.emulated && transmit.src_ip == Some(to.ip());
+        let mut sent = self.send(to, here, all, each);
+        // A card that leaves checksums to the kernel takes them one by one.
         let refused = |error: &io::Error| {
             [Errno::EIO, Errno::EINVAL].contains(&Errno::from_raw(error.raw_os_error().unwrap_or(0)))
         };
         if transmit.segment_size.is_some() && sent.as_ref().is_err_and(refused) {
             self.one_by_one.store(true, Ordering::Relaxed);
-            sent = all.chunks(each.into()).try_for_each(|one| self.send(to, one, each));
+            sent = all
+                .chunks(each.into())
+                .try_for_each(|one| self.send(to, here, one, each));
         }
         match sent {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
