@@ -1,0 +1,1 @@
+"""Every figure and table of three papers beside ours."""

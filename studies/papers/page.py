@@ -1,0 +1,195 @@
+"""docs/papers.md: what is published, ours and a verdict, from the inventory, the outcomes and the reasons."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+from papers.inventory import ALLOWED, ALLOWED_POINTS, Item, Paper, at_robots
+from papers.outcome import Found, Outcome
+
+REASONS = Path(__file__).with_name("reasons.toml")
+REPRODUCED, DIFFERS, CANNOT, NOT_YET, NOTHING = (
+    "reproduced",
+    "differs",
+    "cannot be had here",
+    "not yet measured",
+    "nothing to measure",
+)
+CALIBRATED = "calibrated"
+UNITS = {"percent": "%", "mbps": "Mbit/s", "ms": "ms", "watts": "W", "ratio": "", "max": "", "probability": ""}
+
+HEAD = f"""\
+# The papers beside us
+
+Every figure and table of [Deng 2022](sources.md#deng-2022), [Dust](sources.md#dust) and [Lee](sources.md#lee): what is
+published, ours, and whether it was reproduced. This page is written by
+
+    python studies/papers/run.py --write docs/papers.md
+
+from `studies/papers/published.toml` (the published values), `measured.json` (ours, each with the command that measured it) and
+`reasons.toml` (why they differ). Our copies of the papers are texts without pictures, so no value was read off a curve.
+
+*Reproduced*: ours is within {100 * ALLOWED:g} % of the published value, for shares within {ALLOWED_POINTS:g} points; what a paper
+says in words holds. *Calibrated*: the model was fitted to this value ([calibration](calibration.md)), so that it shows nothing.
+All other figures of the simulated testbed are predictions. ± is one standard deviation over runs.
+
+"""
+
+
+def page(papers: list[Paper], outcomes: dict[str, Outcome]) -> str:
+    """The whole page."""
+    reasons = tomllib.loads(REASONS.read_text()) if REASONS.is_file() else {}
+    text = HEAD
+    for paper in papers:
+        text += f"| [{paper.source}]({paper.link}) | | how | verdict |\n| --- | --- | --- | --- |\n"
+        for item in paper.items:
+            outcome = outcomes.get(item.key)
+            ground = outcome.ground if outcome else ""
+            text += f"| {_linked(item)} | {item.title} | {ground} | {verdict(item, outcome)} |\n"
+        text += "\n"
+    for paper in papers:
+        text += f"## {paper.source}\n\n"
+        for item in paper.items:
+            if not (item.nothing or item.cannot):
+                text += _section(item, outcomes.get(item.key), reasons.get(item.key, ""))
+    return text.rstrip() + "\n"
+
+
+def _heading(item: Item) -> str:
+    """Paper and item, so that no two headings are the same."""
+    return f"{item.key.split('.')[0].capitalize()}, {item.name[0].lower()}{item.name[1:]}"
+
+
+def _linked(item: Item) -> str:
+    if item.nothing or item.cannot:
+        return item.name
+    anchor = _heading(item).lower().replace(",", "").replace(".", "").replace(" ", "-")
+    return f"[{item.name}](#{anchor})"
+
+
+def verdicts(item: Item, outcome: Outcome | None) -> Counter[str]:
+    """The verdicts of all its figures and claims."""
+    found: Counter[str] = Counter()
+    for quantity, cases in item.figures.items():
+        for case in cases:
+            found[_of_figure(item, outcome, quantity, case)] += 1
+    for claim in item.claims:
+        found[_of_claim(outcome, claim)] += 1
+    return found
+
+
+def verdict(item: Item, outcome: Outcome | None) -> str:
+    """In one phrase."""
+    if item.nothing:
+        return f"{NOTHING}: {item.nothing}"
+    if item.cannot:
+        return f"{CANNOT}: {item.cannot}"
+    found = verdicts(item, outcome)
+    order = [word for word in (REPRODUCED, CALIBRATED, DIFFERS, CANNOT, NOT_YET) if found[word]]
+    if len(order) == 1:
+        return order[0]
+    return ", ".join(f"{found[word]} {word}" for word in order)
+
+
+def _of_figure(item: Item, outcome: Outcome | None, quantity: str, case: str) -> str:
+    ours = outcome.figures.get(quantity, {}).get(case) if outcome else None
+    if ours is None or math.isnan(ours.mean):
+        return CANNOT if outcome and _why_not(outcome, case) else NOT_YET
+    if (quantity, case) in item.calibrated:
+        return CALIBRATED
+    return REPRODUCED if item.reproduced(quantity, case, ours.mean) else DIFFERS
+
+
+def _of_claim(outcome: Outcome | None, claim: str) -> str:
+    if outcome is None or claim not in outcome.claims:
+        return CANNOT if outcome and _why_not(outcome, claim) else NOT_YET
+    return REPRODUCED if outcome.claims[claim].holds else DIFFERS
+
+
+def _why_not(outcome: Outcome, case: str) -> str:
+    return next((why for part, why in outcome.cannot.items() if part in case), "")
+
+
+def _section(item: Item, outcome: Outcome | None, reason: str) -> str:
+    text = f"### {_heading(item)}\n\n{item.title}. Published in {item.where}; read from: {item.read_from}.\n\n"
+    if outcome:
+        text += f"    {outcome.command}\n\n{outcome.ground.capitalize()}: {outcome.effort}.\n\n"
+    if item.robots:
+        text += "".join(_over_robots(item, outcome, quantity) for quantity in item.figures)
+        text += _lines(item, outcome, figures=False)
+    else:
+        text += _lines(item, outcome, figures=True)
+    if reason:
+        text += reason.strip() + "\n\n"
+    if outcome:
+        for why in dict.fromkeys(outcome.cannot.values()):
+            parts = ", ".join(part for part, other in outcome.cannot.items() if other == why)
+            text += f"Cannot be had here: {parts}, {why}.\n\n"
+        for table in outcome.tables:
+            text += f"{table.title}\n\n{markdown(table.titles, table.rows)}\n"
+        for name, caption in outcome.charts.items():
+            text += f"![{caption}](papers/{name})\n\n"
+    return text
+
+
+def _lines(item: Item, outcome: Outcome | None, *, figures: bool) -> str:
+    rows: list[list[str]] = []
+    if figures:
+        own = outcome.figures if outcome else {}
+        for quantity in dict.fromkeys([*item.figures, *own]):
+            unit = UNITS[quantity.rpartition("_")[2]]
+            for case in dict.fromkeys([*item.figures.get(quantity, {}), *own.get(quantity, {})]):
+                ours = own.get(quantity, {}).get(case)
+                published = item.figures.get(quantity, {}).get(case)
+                word = "" if published is None else _of_figure(item, outcome, quantity, case)
+                off = ""
+                if published is not None and ours is not None and not math.isnan(ours.mean):
+                    points = quantity.endswith("_percent")
+                    value = item.off(quantity, case, ours.mean)
+                    off = f"{value:+.1f} points" if points else f"{100 * value:+.1f} %"
+                name = f"{_quantity(quantity)}, {case}"
+                shown = f"{published:g} {unit}".strip() if published is not None else "-"
+                rows.append([name, shown, _shown(ours, published, unit), off, word])
+    for name, claim in item.claims.items():
+        found = outcome.claims.get(name) if outcome else None
+        rows.append([f"'{claim}'", "as said", found.found if found else "-", "", _of_claim(outcome, name)])
+    return markdown(["", "published", "ours", "off by", "verdict"], rows) + "\n" if rows else ""
+
+
+def _over_robots(item: Item, outcome: Outcome | None, quantity: str) -> str:
+    """One quantity over the number of robots: two rows for each case."""
+    own = outcome.figures.get(quantity, {}) if outcome else {}
+    names = dict.fromkeys(case.rpartition(", ")[0] for case in [*item.figures[quantity], *own])
+    rows: list[list[str]] = []
+    for name in names:
+        cases = [at_robots(name, robots) for robots in item.robots]
+        published = [item.figures[quantity].get(case) for case in cases]
+        if any(value is not None for value in published):
+            rows.append([f"{name}, published", *("-" if value is None else f"{value:g}" for value in published)])
+        if any(case in own for case in cases):
+            rows.append([f"{name}, ours", *(_shown(own.get(case), None, "") for case in cases)])
+    unit = UNITS[quantity.rpartition("_")[2]]
+    return markdown([f"{_quantity(quantity)}, {unit}; robots", *map(str, item.robots)], rows) + "\n"
+
+
+def _quantity(quantity: str) -> str:
+    words = quantity.split("_")
+    return " ".join(words[:-1]) if words[-1] in UNITS and len(words) > 1 else quantity
+
+
+def _shown(ours: Found | None, published: float | None, unit: str) -> str:
+    if ours is None or math.isnan(ours.mean):
+        return "-"
+    size = max(abs(ours.mean), abs(published or 0.0))
+    digits = 0 if ours.mean == int(ours.mean) and size >= 10 else 1 if size >= 10 else 2
+    deviation = f" ± {ours.deviation:.{digits}f}" if ours.deviation else ""
+    return f"{ours.mean:.{digits}f}{deviation} {unit}".strip()
+
+
+def markdown(titles: list[str], rows: list[list[str]]) -> str:
+    """A table; the first column is text, the others are figures."""
+    lines = [f"| {' | '.join(titles)} |", "| --- |" + " ---: |" * (len(titles) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
