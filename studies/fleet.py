@@ -124,7 +124,9 @@ def line(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def measured(system: str, robots: int, period_ms: int, many_to_one: bool, lists: int) -> Found:
+def measured(
+    system: str, robots: int, period_ms: int, many_to_one: bool, lists: int, *, parts: bool = False
+) -> Found:
     """Measures one system once; missing figures are NaN."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -132,6 +134,7 @@ def measured(system: str, robots: int, period_ms: int, many_to_one: bool, lists:
         command = [sys.executable, str(ROBOTS), system, "--folder", name, "--robots", str(robots)]
         command += ["--period", str(period_ms / 1e3), "--lists", str(lists)]
         command += ["--many-to-one"] if many_to_one else []
+        command += ["--parts"] if parts else []
         if system == "coorp-keys":
             keys = [sys.executable, "-m", "coorp", "keys", "init", str(folder / "team.toml")]
             subprocess.run(keys, capture_output=True, check=True)

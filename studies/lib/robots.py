@@ -47,26 +47,38 @@ class System(Protocol):
         """Starts gathering, and returns the function that waits for the next list."""
         ...
 
+    def waits_ns(self) -> list[tuple[int, int]]:
+        """For each state of the last list: how long it waited to be listed (T2 to T3), and its list to be used (T3 to now)."""
+        ...
+
 
 class Table:
     """Puts the newest states on a list once per period, as a program does itself over a plain middleware."""
 
     def __init__(self, period_s: float) -> None:
-        self.newest: dict[int, bytes] = {}
+        self.newest: dict[int, tuple[bytes, int]] = {}
+        """Each robot's newest state, and when it came."""
+        self.listed: tuple[list[tuple[bytes, int]], int] = ([], 0)
         self.period_s, self.due_s = period_s, time.monotonic()
 
     def came(self, state: bytes) -> None:
         robot, number, _ = STATE.unpack_from(state)
         known = self.newest.get(robot)
-        if known is None or STATE.unpack_from(known)[1] < number:
-            self.newest[robot] = state
+        if known is None or STATE.unpack_from(known[0])[1] < number:
+            self.newest[robot] = (state, time.monotonic_ns())
 
     def next(self) -> list[bytes]:
         # Lists keep their phase; missed ones are skipped.
         now = time.monotonic()
         self.due_s += self.period_s * (1 + max(0.0, now - self.due_s) // self.period_s)
         time.sleep(max(0.0, self.due_s - now))
-        return list(self.newest.copy().values())
+        self.listed = (list(self.newest.copy().values()), time.monotonic_ns())
+        return [state for state, _ in self.listed[0]]
+
+    def waits_ns(self) -> list[tuple[int, int]]:
+        states, at_ns = self.listed
+        used_ns = time.monotonic_ns() - at_ns
+        return [(at_ns - came_ns, used_ns) for _, came_ns in states]
 
 
 class Coorp:
@@ -79,6 +91,7 @@ class Coorp:
         warnings.filterwarnings("ignore", ".* is insecure", RuntimeWarning)
         self.coorp, self.folder, self.many_to_one = coorp, folder, many_to_one
         self.kept: list[Any] = []
+        self.last: list[Any] = []
 
     def node(self, name: str) -> Any:  # noqa: ANN401
         team, state = self.folder / "team.toml", self.folder / name
@@ -90,7 +103,16 @@ class Coorp:
 
     def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
         table = self.node("base").gather("state", period_s, many_to_one=self.many_to_one)
-        return lambda: [state.data for state in table.recv().values()]
+
+        def following() -> list[bytes]:
+            self.last = list(table.recv().values())
+            return [state.data for state in self.last]
+
+        return following
+
+    def waits_ns(self) -> list[tuple[int, int]]:
+        stamps = (state.stamps_ns for state in self.last)
+        return [(listed - received, taken - listed) for _, received, listed, taken in stamps]
 
 
 class CoorpKeys(Coorp):
@@ -117,6 +139,7 @@ class Zenoh:
 
     def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
         table, session = Table(period_s), self.session()
+        self.waits_ns = table.waits_ns
         for key in sorted({self.key(robot) for robot in range(robots)}):
             self.kept.append(session.declare_subscriber(key, lambda sample: table.came(sample.payload.to_bytes())))
         return table.next
@@ -147,6 +170,7 @@ class Cyclone:
 
     def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
         table, participant = Table(period_s), self.domain.DomainParticipant(0)
+        self.waits_ns = table.waits_ns
 
         class Listener(self.core.Listener):
             def on_data_available(self, reader: Any) -> None:  # noqa: ANN401
@@ -160,10 +184,30 @@ class Cyclone:
         return table.next
 
 
+class CycloneInTurn(Cyclone):
+    """The same as an executor of ROS 2 takes messages that is never idle: for each list one of each subscription."""
+
+    def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
+        table, participant = Table(period_s), self.domain.DomainParticipant(0)
+        self.waits_ns = table.waits_ns
+        topics = range(1 if self.many_to_one else robots)
+        readers = [self.sub.DataReader(participant, self.named(participant, robot), self.qos) for robot in topics]
+        self.kept.append((participant, readers))
+
+        def following() -> list[bytes]:
+            for reader in readers:
+                for sample in reader.take(N=1):
+                    table.came(bytes(sample.data))
+            return table.next()
+
+        return following
+
+
 SYSTEMS: dict[str, Callable[[Path, bool], System]] = {
     "coorp": Coorp,
     "coorp-keys": CoorpKeys,
     "CycloneDDS": Cyclone,
+    "CycloneDDS-in-turn": CycloneInTurn,
     "Zenoh": Zenoh,
 }
 
@@ -220,8 +264,8 @@ def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[
     return {"cores": (time.process_time() - cpu_s) / spent_s, "made": made}
 
 
-def be_tracker(system: System, robots: int, period_s: float, lists: int) -> dict[str, Any]:
-    """Waits for all robots, and measures this many lists."""
+def be_tracker(system: System, robots: int, period_s: float, lists: int, *, parts: bool) -> dict[str, Any]:
+    """Waits for all robots, and measures this many lists, with the parts of the age on request, which cost some time."""
     following, orders = system.gather(robots, period_s), Orders()
     print("ready", flush=True)
     orders.wait_for(1)
@@ -236,13 +280,20 @@ def be_tracker(system: System, robots: int, period_s: float, lists: int) -> dict
     gc.collect()
     gc.disable()
     began_s, cpu_s = time.monotonic(), time.process_time()
-    taken = []
+    taken, waits_ns = [], []
     for _ in range(lists):
         states = following()
         taken.append((time.monotonic_ns(), states))
+        if parts:
+            waits_ns.append(system.waits_ns())
     spent_s = time.monotonic() - began_s
     cores = (time.process_time() - cpu_s) / spent_s
-    return {"found": len(seen), **figures(taken), "cores": cores, "listed": min(1.0, lists * period_s / spent_s)}
+    found = {"found": len(seen), **figures(taken), "cores": cores, "listed": min(1.0, lists * period_s / spent_s)}
+    if parts:
+        all_ns = [pair for one in waits_ns for pair in one]
+        listed_ms, used_ms = (1e-6 * sum(pair[part] for pair in all_ns) / max(1, len(all_ns)) for part in (0, 1))
+        found |= {"received_ms": found["age_ms"] - listed_ms - used_ms, "listed_ms": listed_ms, "used_ms": used_ms}
+    return found
 
 
 def figures(taken: list[tuple[int, list[bytes]]]) -> dict[str, float]:
@@ -277,6 +328,7 @@ def main() -> None:
     )
     parser.add_argument("--period", type=float, required=True)
     parser.add_argument("--lists", type=int, default=500)
+    parser.add_argument("--parts", action="store_true", help="also the means of T1 to T2, T2 to T3 and T3 to T4")
     asked = parser.parse_args()
     # Before other threads start, because they inherit it.
     Path("/proc/self/timerslack_ns").write_text(str(SLACK_NS))
@@ -285,7 +337,7 @@ def main() -> None:
         first, step = asked.some
         outcome = be_robots(system, range(first, asked.robots, step), asked.robots, asked.period)
     else:
-        outcome = be_tracker(system, asked.robots, asked.period, asked.lists)
+        outcome = be_tracker(system, asked.robots, asked.period, asked.lists, parts=asked.parts)
     print(json.dumps(outcome), flush=True)
     # Do not wait for links to close: the next system needs the machine.
     os._exit(0)

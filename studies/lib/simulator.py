@@ -68,7 +68,11 @@ class Result:
     epoch_s: float
     reaction_p50_ms: float
     ahead_mean: float
+    ahead_none: float
+    """Share of control packets that found no bulk in their WNIC, from 0 to 1; NaN from a `coorp` that does not say."""
     window_share: float
+    latency_ms: dict[str, dict[str, float]]
+    """Quantiles and mean by name: of the reaction, of control messages, and of perceptions and commands among them."""
     airtime: dict[str, float]
     """Shares of the channel's time: data, control, idle."""
     flows: dict[str, FlowResult]
@@ -100,6 +104,14 @@ def binary() -> Path | None:
     return None
 
 
+_LATENCIES = {
+    "reaction": "reaction_ms",
+    "control": "control_latency_ms",
+    "perception": "perception_latency_ms",
+    "command": "command_latency_ms",
+}
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
@@ -117,7 +129,9 @@ def _result(found: dict[str, Any]) -> Result:
         epoch_s=_number(found["epoch_s"]),
         reaction_p50_ms=_number((found["reaction_ms"] or {}).get("p50")),
         ahead_mean=_number((found["wnic_ahead"] or {}).get("mean")),
+        ahead_none=_number((found["wnic_ahead"] or {}).get("none")),
         window_share=_number(found["window_share"]),
+        latency_ms={kind: found[key] or {} for kind, key in _LATENCIES.items()},
         airtime=found["mac"]["airtime_share"],
         flows={flow["name"]: _flow(flow) for flow in found["flows"]},
     )
@@ -164,7 +178,7 @@ class Simulator:
         command += ["--duration", f"{job.duration_s:g}s", "--json", str(out), "--threads", "1", "--quiet"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if self._lenient and any(reason in done.stderr for reason in (STARVED, UNFIT)):
-            return Result(*[math.nan] * 7, airtime={}, flows={})
+            return Result(*[math.nan] * 8, latency_ms={}, airtime={}, flows={})
         if done.returncode != 0:
             sys.exit(f"coorp failed on {team}:\n{done.stderr}")
         return _result(json.loads(out.read_text())["results"][0])

@@ -43,8 +43,6 @@ class Item:
         kind, _, number = self.key.split(".")[1].partition("_")
         if not number:
             return kind.capitalize()
-        if kind == "eq":
-            return f"Eq. {number}"
         return f"{kind.capitalize()} {number.upper() if kind == 'table' else number}"
 
     def off(self, quantity: str, case: str, ours: float) -> float:

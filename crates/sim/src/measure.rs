@@ -97,6 +97,7 @@ impl Ahead {
             seen as f64 >= 0.99 * total as f64
         });
         Some(WnicAhead {
+            none: self.counts[0] as f64 / total as f64,
             mean: sum / total as f64,
             p99: p99.unwrap_or(0) as f64,
         })
@@ -262,7 +263,7 @@ mod tests {
         (0..99).for_each(|_| ahead.record(0));
         ahead.record(50);
         let result = ahead.result().expect("recorded");
-        assert_eq!((result.mean, result.p99), (0.5, 0.0));
+        assert_eq!((result.none, result.mean, result.p99), (0.99, 0.5, 0.0));
     }
 
     #[test]

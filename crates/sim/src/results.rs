@@ -70,6 +70,8 @@ pub struct Quantiles {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct WnicAhead {
+    /// Share of the control packets that found none.
+    pub none: f64,
     pub mean: f64,
     pub p99: f64,
 }

@@ -1,0 +1,56 @@
+"""Deng 2022, figures 2b and 9: how fast the reward grows under each policy and paradigm, by `coorp learn`.
+
+Runs are those of studies/convergence.py, with `coorp-paper` beside the others. Growth is the reward over its start, in
+means of a quarter of an hour; 'faster than SchedWiFi' is the ratio of two growths at the same time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from papers.outcome import Claim, Found, Outcome, Table
+
+POLICIES = ("edca", "schedwifi", "coorp-paper", "coorp")
+
+
+def growth(minutes: int, seeds: Sequence[int], syncs: Sequence[str], policies: Sequence[str], at_once: int) -> Outcome:
+    """Figure 9, and its like for the other paradigms."""
+    import convergence
+
+    smooth_s = min(900, minutes * 60 // 6)
+    command = "python studies/papers/run.py --measure --only deng.figure_9"
+    what = f"`coorp learn`, {minutes} virtual minutes, seeds {seeds[0]} to {seeds[-1]}"
+    out = Outcome("simulated", command, what)
+    convergence.write_team()
+    jobs = [convergence.Job(policy, sync, seed, minutes) for sync in syncs for policy in policies for seed in seeds]
+    with ThreadPoolExecutor(at_once) as pool:
+        runs = dict(zip(jobs, pool.map(convergence.run, jobs), strict=True))
+    rows: list[list[str]] = []
+    for sync in syncs:
+        curves = {
+            policy: convergence.curves([runs[convergence.Job(policy, sync, s, minutes)] for s in seeds], smooth_s)
+            for policy in policies
+        }
+        grown = {policy: (own - own[:, :1]).mean(axis=0) for policy, own in curves.items()}
+        for policy in policies:
+            ends = curves[policy][:, -1] - curves[policy][:, 0]
+            error = float(np.std(ends, ddof=1)) / len(ends) ** 0.5 if len(ends) > 1 else float("nan")
+            epoch_s = statistics.fmean(runs[convergence.Job(policy, sync, s, minutes)].epoch_s for s in seeds)
+            rows.append([f"{policy}, {sync.upper()}", f"{ends.mean():+.2f}", f"{error:.2f}", f"{epoch_s:.1f}"])
+            if sync == "asp" and policy == "coorp-paper":
+                converges = ends.mean() > 2.0 * error
+                out.claims["asp"] = Claim(not converges, f"the reward grows by {ends.mean():+.1f} ± {error:.1f}")
+        if "schedwifi" in grown and "coorp-paper" in grown:
+            half = grown["schedwifi"].shape[0] // 2
+            ratio = float(grown["coorp-paper"][half:].mean() / grown["schedwifi"][half:].mean())
+            out.figures.setdefault("growth_ratio", {})[f"{sync.upper()}, coorp-paper over schedwifi"] = Found(ratio)
+            if sync == "ssp":
+                text = f"{100 * (ratio - 1):+.0f} % in the mean of the second half"
+                out.claims["faster"] = Claim(1.0 < ratio <= 1.9, text)
+    titles = ["", "growth of the reward", "standard error", "epoch, s"]
+    out.tables.append(Table("Reward per robot and second at the end less at the start.", titles, rows))
+    return out
