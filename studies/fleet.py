@@ -124,9 +124,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def measured(
-    system: str, robots: int, period_ms: int, many_to_one: bool, lists: int, *, parts: bool = False
-) -> Found:
+def measured(system: str, robots: int, period_ms: int, many_to_one: bool, lists: int, *, parts: bool = False) -> Found:
     """Measures one system once; missing figures are NaN."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

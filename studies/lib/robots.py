@@ -48,7 +48,7 @@ class System(Protocol):
         ...
 
     def waits_ns(self) -> list[tuple[int, int]]:
-        """For each state of the last list: how long it waited to be listed (T2 to T3), and its list to be used (T3 to now)."""
+        """For each state of the last list: the time from arrival to listing (T2 to T3), and from then to now."""
         ...
 
 
@@ -265,7 +265,7 @@ def be_robots(system: System, own: range, robots: int, period_s: float) -> dict[
 
 
 def be_tracker(system: System, robots: int, period_s: float, lists: int, *, parts: bool) -> dict[str, Any]:
-    """Waits for all robots, and measures this many lists, with the parts of the age on request, which cost some time."""
+    """Waits for all robots, and measures this many lists; `parts` also takes the parts of the age, which costs time."""
     following, orders = system.gather(robots, period_s), Orders()
     print("ready", flush=True)
     orders.wait_for(1)

@@ -10,7 +10,13 @@ from lib.simulator import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "papers"
 POINTS = 150
-COLOURS = {"mpc-only": "#888888", "edca": "#c0392b", "schedwifi": "#d68910", "coorp-paper": "#2471a3", "coorp": "#1e8449"}
+COLOURS = {
+    "mpc-only": "#888888",
+    "edca": "#c0392b",
+    "schedwifi": "#d68910",
+    "coorp-paper": "#2471a3",
+    "coorp": "#1e8449",
+}
 
 
 def _new(columns: int, height: float = 3.2) -> tuple[Any, Any]:
@@ -19,7 +25,9 @@ def _new(columns: int, height: float = 3.2) -> tuple[Any, Any]:
     mpl.use("Agg")
     # Without a date and random names, the same data gives the same file.
     mpl.rcParams["svg.hashsalt"] = "coorp"
-    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3})
+    mpl.rcParams.update(
+        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3}
+    )
     import matplotlib.pyplot as plt
 
     return plt.subplots(1, columns, figsize=(4.6 * columns, height), squeeze=False)
@@ -46,9 +54,13 @@ def distributions(
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for policy, values in curves.items():
             shares = np.linspace(0.0, 1.0, POINTS)
-            [line] = axis.plot(np.quantile(values, shares), shares, label=policy, color=COLOURS.get(policy), linewidth=1.4)
+            [line] = axis.plot(
+                np.quantile(values, shares), shares, label=policy, color=COLOURS.get(policy), linewidth=1.4
+            )
             if published and bound and policy in published:
-                axis.plot([bound], [1.0 - published[policy] / 100.0], "o", color=line.get_color(), markersize=6, zorder=3)
+                axis.plot(
+                    [bound], [1.0 - published[policy] / 100.0], "o", color=line.get_color(), markersize=6, zorder=3
+                )
         if bound:
             axis.axvline(bound, color="black", linewidth=0.8, linestyle=":")
         axis.set(title=title, xlabel=unit, xlim=(0 if end < 25 else end / 3, end), ylim=(0, 1))
@@ -57,13 +69,17 @@ def distributions(
     return _save(figure, name)
 
 
-def arrivals(name: str, cases: Mapping[str, tuple[Sequence[float], Sequence[tuple[float, float]]]], bad_at_s: float) -> str:
+def arrivals(
+    name: str, cases: Mapping[str, tuple[Sequence[float], Sequence[tuple[float, float]]]], bad_at_s: float
+) -> str:
     """When control packets arrived, as rows of marks, and the data rate."""
     figure, axes = _new(2, 3.0)
     for place, (case, (times, rates)) in enumerate(cases.items()):
         axes[0][0].plot(times, [place] * len(times), "|", markersize=9, label=case)
         axes[0][1].plot([at for at, _ in rates], [rate for _, rate in rates], label=case, linewidth=1.2)
-    axes[0][0].set(yticks=range(len(cases)), yticklabels=list(cases), xlabel="s", title="control packets as they arrive")
+    axes[0][0].set(
+        yticks=range(len(cases)), yticklabels=list(cases), xlabel="s", title="control packets as they arrive"
+    )
     axes[0][1].set(xlabel="s", ylabel="Mbit/s", title="data")
     for axis in axes[0]:
         axis.axvline(bad_at_s, color="black", linewidth=0.8, linestyle=":")

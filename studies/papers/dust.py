@@ -1,5 +1,7 @@
-"""Dust: tables II to IV and figure 7, from the tables that studies/fleet.py made for docs/results.md; figure 4 and what an
-executor does to many-to-one, measured by the same study."""
+"""Dust: tables II to IV and figure 7, from the tables that studies/fleet.py made for docs/results.md.
+
+Figure 4, and what an executor does to many-to-one, are measured by the same study's programs.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def outcomes() -> dict[str, Outcome]:
     """All of Dust."""
     rows = tables()
     command = "python studies/fleet.py --markdown"
-    what = "Python over loopback on two cores, from [results](results.md#many-robots-states-in-one-place); where their lack is "
-    what += "the limit, the row there says so"
+    what = "Python over loopback on two cores, from [results](results.md#many-robots-states-in-one-place)"
+    what += ", whose rows say where the cores are the limit"
 
     def new(cannot: dict[str, str]) -> Outcome:
         return Outcome("live", command, what, cannot=cannot)
@@ -75,7 +77,11 @@ def outcomes() -> dict[str, Outcome]:
         if robots <= 90:
             most.setdefault((topics, system), []).append(value(row["missed"]))
     for (topics, system), shares in most.items():
-        name = "many-to-one, the most" if (topics, system) == ("many-to-one", "CycloneDDS") else f"{topics}, {system}, the most"
+        name = (
+            "many-to-one, the most"
+            if (topics, system) == ("many-to-one", "CycloneDDS")
+            else f"{topics}, {system}, the most"
+        )
         missed.figures.setdefault("missed_percent", {})[name] = Found(max(shares))
     alone = most["one-to-one", "CycloneDDS"]
     text = f"CycloneDDS from {min(alone):.1f} % to {max(alone):.1f} % with 10 to 90 robots"
@@ -147,6 +153,6 @@ def _in_turn(robots: tuple[int, ...], lists: int) -> Outcome:
         ]
         rows.append([str(count), *cells, f"{100.0 * (1.0 - 1.0 / count):.1f} %"])
     titles = ["robots", "many-to-one", "one-to-one", "1 - 1/robots"]
-    title = "Misses over CycloneDDS where each list takes one message of each subscription, as an executor that is never idle."
+    title = "Misses over CycloneDDS if each list takes one message of each subscription, as a busy executor does."
     found.tables.append(Table(title, titles, rows))
     return found

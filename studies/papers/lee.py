@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from papers.outcome import Claim, Found, Outcome, Table
 
 SIGMAS = {68: 1.0, 95: 2.0, 99: 3.0}
 """Share in percent that Lee expects within so many deviations of the mean."""
+TRIES = 3
 LOSSES = (0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)
 CASES = {"DupCon": "always", "MPTCP": "shared", "round robin": "robin"}
 """Lee's cases 1 to 3. Its MPTCP carries control and data in one connection."""
@@ -69,7 +71,11 @@ def analytic(published: dict[str, float]) -> dict[str, Outcome]:
     titles = ["loss", *(f"{n} interfaces" if n > 1 else "1 interface" for n in (1, 2, 3))]
     titles += ["counted: 1", "2", "3", *(f"interfaces for {percent} %" for percent in SIGMAS)]
     five.tables.append(
-        Table(f"Within {target:.2f} tries: as Lee reads deviations, counted exactly, and eq. 17 with deviations.", titles, rows)
+        Table(
+            f"Within {target:.2f} tries: as Lee reads deviations, counted exactly, and eq. 17 with deviations.",
+            titles,
+            rows,
+        )
     )
     return {"lee.figure_4": four, "lee.figure_5": five}
 
@@ -100,8 +106,11 @@ class Run:
 
 
 def measured(program: Path, how: str, effort: Effort) -> Run:
-    """One run of a case of studies/dupcon.py."""
+    """One run of a case of studies/dupcon.py; one with which the emulator did not keep up is repeated."""
     found, report = dupcon.run(program, how, effort.span_s, data=True)
+    for _ in range(TRIES - 1):
+        if not report["kept_up"]:
+            found, report = dupcon.run(program, how, effort.span_s, data=True)
     bad_at = dupcon.SETTLE_S + effort.span_s
     phases = (dupcon.Phase(), dupcon.Phase())
     phases[0].add(found, dupcon.SETTLE_S, bad_at)
@@ -109,17 +118,23 @@ def measured(program: Path, how: str, effort: Effort) -> Run:
     counts = found["bytes"]
     rates = [
         (at - dupcon.SETTLE_S, (count - before) * 8e-6 / (at - earlier))
-        for (earlier, before), (at, count) in zip(counts, counts[1:], strict=False)
+        for (earlier, before), (at, count) in itertools.pairwise(counts)
         if at >= dupcon.SETTLE_S
     ]
     arrivals = [at - dupcon.SETTLE_S for at, _ in found["arrivals"] if at >= dupcon.SETTLE_S]
-    return Run(([1e3 * s for s in phases[0].intervals_s], [1e3 * s for s in phases[1].intervals_s]), arrivals, rates, report["kept_up"])
+    return Run(
+        ([1e3 * s for s in phases[0].intervals_s], [1e3 * s for s in phases[1].intervals_s]),
+        arrivals,
+        rates,
+        report["kept_up"],
+    )
 
 
 def emulated(program: Path, effort: Effort) -> dict[str, Outcome]:
     """Figures 6 to 8 and table I."""
     command = "sudo python studies/papers/run.py --measure --only lee.table_i"
-    what = f"{effort.runs} runs of {2 * effort.span_s:g} s over `coorp emu`, two paths, the first of which loses nine of ten frames in the second half"
+    what = f"{effort.runs} runs of {2 * effort.span_s:g} s over `coorp emu`, two paths, the first of which loses "
+    what += "nine of ten frames in the second half"
     runs = {name: [measured(program, how, effort) for _ in range(effort.runs)] for name, how in CASES.items()}
     single = [measured(program, "one", effort) for _ in range(min(2, effort.runs))]
     table = Outcome("emulated", command, what)
@@ -169,4 +184,6 @@ def _figures(runs: dict[str, list[Run]], single: list[Run], command: str, what: 
 def _rates(run: Run) -> tuple[float, float]:
     """Mean data rate in the two halves."""
     middle = max(at for at, _ in run.data_mbps) / 2.0
-    return tuple(float(np.mean([rate for at, rate in run.data_mbps if (at > middle) == late])) for late in (False, True))  # type: ignore[return-value]
+    return tuple(
+        float(np.mean([rate for at, rate in run.data_mbps if (at > middle) == late])) for late in (False, True)
+    )  # type: ignore[return-value]

@@ -86,6 +86,9 @@ def keep(new: dict[str, Outcome], path: Path = MEASURED) -> None:
 def _rounded(value: object) -> object:
     """Floats to seven significant digits, which is more than any figure has."""
     if isinstance(value, float):
+        # Equal values have a deviation that is only rounding.
+        if abs(value) < 1e-12:
+            return 0.0
         return float(f"{value:.7g}")
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}

@@ -19,22 +19,23 @@ REPRODUCED, DIFFERS, CANNOT, NOT_YET, NOTHING = (
     "nothing to measure",
 )
 CALIBRATED = "calibrated"
+# By the last word of a quantity.
 UNITS = {"percent": "%", "mbps": "Mbit/s", "ms": "ms", "watts": "W", "ratio": "", "max": "", "probability": ""}
 
 HEAD = f"""\
 # The papers beside us
 
-Every figure and table of [Deng 2022](sources.md#deng-2022), [Dust](sources.md#dust) and [Lee](sources.md#lee): what is
-published, ours, and whether it was reproduced. This page is written by
+Every figure and table of [Deng 2022](sources.md#deng-2022), [Dust](sources.md#dust) and [Lee](sources.md#lee): the
+published value, ours, and a verdict. This page is written by
 
     python studies/papers/run.py --write docs/papers.md
 
-from `studies/papers/published.toml` (the published values), `measured.json` (ours, each with the command that measured it) and
-`reasons.toml` (why they differ). Our copies of the papers are texts without pictures, so no value was read off a curve.
+from three files in `studies/papers`: `published.toml` (published values), `measured.json` (ours) and `reasons.toml`
+(why they differ). Our copies of the papers are texts without pictures, so no value was read off a curve.
 
-*Reproduced*: ours is within {100 * ALLOWED:g} % of the published value, for shares within {ALLOWED_POINTS:g} points; what a paper
-says in words holds. *Calibrated*: the model was fitted to this value ([calibration](calibration.md)), so that it shows nothing.
-All other figures of the simulated testbed are predictions. ± is one standard deviation over runs.
+*Reproduced*: ours is within {100 * ALLOWED:g} % of the published value, or {ALLOWED_POINTS:g} points for a share; what
+a paper says in words holds. *Calibrated*: the model was fitted to this value ([why](calibration.md)), so it shows
+nothing. All other figures of the simulated testbed are predictions. ± is one standard deviation over runs.
 
 """
 

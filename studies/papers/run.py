@@ -4,13 +4,13 @@
     python studies/papers/run.py [--measure] [--only deng.figure_10,lee] [--write docs/papers.md]
     python studies/papers/run.py --quick
 
-Published values are in published.toml, and why ours differ in reasons.toml. What takes long is measured with `--measure`,
-some or all of it, and kept in measured.json; equations, and the tables of docs/results.md, are read every time. Then the page
-is printed or written.
+Published values are in published.toml, and why ours differ in reasons.toml. `--measure` measures all, or what `--only`
+names, and keeps it in measured.json; the rest is as it was measured before. Equations and the tables of docs/results.md
+are read every time. Then the page is printed or written.
 
-`--quick`, for CI, simulates everything briefly, and keeps nothing. It exits with 1 if a published value has no counterpart,
-a calibrated figure has moved, an order is lost that the papers report and the simulator showed so far, or docs/papers.md is
-not what would be written now. Without the `coorp` binary or package it leaves out what needs them, and says so.
+`--quick`, for CI, simulates everything briefly, and keeps nothing. It exits with 1 if a published value has no
+counterpart, a calibrated figure has moved, an order is lost that the papers report and the simulator showed so far, or
+docs/papers.md is not what would be written now. What needs a binary or package that is missing is named and left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lib.simulator import REPOSITORY, Simulator, binary
 
-from papers import charts, deng, dust, inventory, learning, lee, outcome, scaling, testbed
+from papers import deng, dust, inventory, learning, lee, outcome, scaling, testbed
 from papers.inventory import Item, Paper
 from papers.outcome import Outcome
 from papers.page import page
@@ -98,19 +98,25 @@ class Measures:
         ]
         if e.epochs:
             epochs = e.epochs
-            self.all.append((("deng.table_i", "deng.figure_2b"), lambda: testbed.epochs(testbed.Testbed(self._simulator, epochs))))
+            self.all.append(
+                (("deng.table_i", "deng.figure_2b"), lambda: testbed.epochs(testbed.Testbed(self._simulator, epochs)))
+            )
         if has_package:
             self.all += [
                 (("deng.figure_6",), lambda: {"deng.figure_6": deng.errors(self._simulator, e.deng)}),
                 (("deng.figure_8",), lambda: {"deng.figure_8": deng.latencies(self._simulator, e.deng)}),
-                (("deng.figure_14",), lambda: {"deng.figure_14": deng.low_reactions(self._simulator, e.deng, draw=e.draw)}),
+                (
+                    ("deng.figure_14",),
+                    lambda: {"deng.figure_14": deng.low_reactions(self._simulator, e.deng, draw=e.draw)},
+                ),
             ]
         else:
-            print("figures 6, 8, 9 and 14 of Deng 2022 are left out: they need the Python package (pip install '.[learn]')")
+            print("left out: figures 6, 8, 9 and 14 of Deng 2022, which need the package (pip install '.[learn]')")
         if has_torch and e.minutes:
             self.all.append((("deng.figure_9",), self._learning))
-        if e.fleet:
-            self.all.append((("dust.figure_4", "dust.figure_7"), lambda: dust.parts(*e.fleet)))
+        if e.fleet is not None:
+            fleet = e.fleet
+            self.all.append((("dust.figure_4", "dust.figure_7"), lambda: dust.parts(*fleet)))
         if e.lee:
             self.all.append((("lee.table_i", "lee.figure_6", "lee.figure_7", "lee.figure_8"), self._emulated))
 

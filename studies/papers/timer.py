@@ -1,6 +1,6 @@
 """A program that wakes up at 30 Hz, as a sensor's does, and says when it did: one time in ms a line.
 
-    python studies/papers/timer.py SECONDS
+python studies/papers/timer.py SECONDS
 """
 
 import sys

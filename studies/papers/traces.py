@@ -10,6 +10,7 @@ from lib.published import on_testbed
 from lib.simulator import Team
 
 Times = np.ndarray[tuple[int], np.dtype[np.float64]]
+PERIOD_MS = 1000.0 / 30.0
 SAMPLES = 300
 """Samples of an arrival model, as in `coorp-paper`."""
 
@@ -89,13 +90,16 @@ def _starts(
 
 def prediction_errors(made: Times) -> Times:
     """How far each arrival is from its prediction by a line through the newest ones before it (section IV-B)."""
+    # Numbered by time, as a late loop may skip periods; the phase is that of most samples, whether late ones are among them.
+    phase = float(np.median((made - made[0] + PERIOD_MS / 2.0) % PERIOD_MS)) - PERIOD_MS / 2.0
+    places = np.round((made - made[0] - phase) / PERIOD_MS)
     errors: list[float] = []
     for end in range(SAMPLES, len(made)):
-        window = made[end - SAMPLES : end]
-        period = np.median(np.diff(window))
-        # A late loop skips periods, so samples are numbered by time.
-        places = np.round((window - window[-1]) / period)
-        slope, intercept = np.polyfit(places, window, 1)
-        ahead = round((made[end] - window[-1]) / period)
-        errors.append(float(made[end] - (intercept + slope * ahead)))
+        window, before = (
+            made[end - SAMPLES : end] - made[end - SAMPLES],
+            places[end - SAMPLES : end] - places[end - SAMPLES],
+        )
+        slope, intercept = np.polyfit(before, window, 1)
+        predicted = made[end - SAMPLES] + intercept + slope * (places[end] - places[end - SAMPLES])
+        errors.append(float(made[end] - predicted))
     return np.array(errors)
