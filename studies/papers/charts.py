@@ -45,7 +45,7 @@ def distributions(
     panels: Mapping[str, Mapping[str, Sequence[float] | np.ndarray[Any, Any]]],
     *,
     unit: str,
-    end: float,
+    span: tuple[float, float],
     published: Mapping[str, float] | None = None,
     bound: float | None = None,
 ) -> str:
@@ -63,9 +63,9 @@ def distributions(
                 )
         if bound:
             axis.axvline(bound, color="black", linewidth=0.8, linestyle=":")
-        axis.set(title=title, xlabel=unit, xlim=(0 if end < 25 else end / 3, end), ylim=(0, 1))
+        axis.set(title=title, xlabel=unit, xlim=span, ylim=(0, 1))
     axes[0][0].set_ylabel("share at or below")
-    axes[0][-1].legend(frameon=False, loc="lower right")
+    axes[0][0].legend(frameon=False, loc="lower right")
     return _save(figure, name)
 
 

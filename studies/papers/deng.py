@@ -326,12 +326,10 @@ def packets_ahead(simulator: Simulator, effort: Effort) -> Outcome:
     for policy in ("edca", "edca+global", "edca+local", "coorp-paper", "coorp"):
         jobs = [Job(on_testbed(navigation(), policy), policy, seed, effort.duration_s) for seed in effort.seeds]
         runs = simulator.run(jobs).values()
-        out.figures.setdefault("no_packet_ahead_percent", {})[policy] = over_seeds(
-            [100 * run.ahead_none for run in runs]
-        )
-        out.figures.setdefault("packets_ahead_mean", {})[policy] = over_seeds([run.ahead_mean for run in runs])
-        none[policy] = out.figures["no_packet_ahead_percent"][policy].mean
-    mean = out.figures["packets_ahead_mean"]
+        out.figures.setdefault("none_ahead_percent", {})[policy] = over_seeds([100 * run.ahead_none for run in runs])
+        out.figures.setdefault("mean_ahead_packets", {})[policy] = over_seeds([run.ahead_mean for run in runs])
+        none[policy] = out.figures["none_ahead_percent"][policy].mean
+    mean = out.figures["mean_ahead_packets"]
     out.claims["accumulate"] = Claim(
         mean["edca"].mean > 2.0 * mean["coorp-paper"].mean,
         f"{mean['edca'].mean:.1f} packets in the mean, {mean['coorp-paper'].mean:.1f} under `coorp-paper`",
@@ -410,7 +408,9 @@ def low_reactions(_: Simulator, effort: Effort, *, draw: bool) -> Outcome:
             name: {p: trace(team, p, effort.seeds[0], effort.duration_s).reaction for p in shown}
             for name, team in cases.items()
         }
-        name = charts.distributions("deng-figure-14.svg", panels, unit="reaction time, ms", end=150.0, bound=BOUND_MS)
+        name = charts.distributions(
+            "deng-figure-14.svg", panels, unit="reaction time, ms", span=(20.0, 150.0), bound=BOUND_MS
+        )
         out.charts = {name: "Distributions of the reaction time with fast robots, one low and all low"}
     return out
 
@@ -426,6 +426,11 @@ def reaction_chart(effort: Effort) -> dict[str, str]:
         item.figures["violation_percent"] for paper in papers() for item in paper.items if item.key == "deng.figure_2a"
     )
     name = charts.distributions(
-        "deng-figure-2a.svg", {"": curves}, unit="reaction time, ms", end=60.0, published=published, bound=BOUND_MS
+        "deng-figure-2a.svg",
+        {"": curves},
+        unit="reaction time, ms",
+        span=(20.0, 60.0),
+        published=published,
+        bound=BOUND_MS,
     )
     return {name: "Distributions of the reaction time; dots are the published shares at the bound"}

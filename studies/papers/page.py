@@ -20,7 +20,16 @@ REPRODUCED, DIFFERS, CANNOT, NOT_YET, NOTHING = (
 )
 CALIBRATED = "calibrated"
 # By the last word of a quantity.
-UNITS = {"percent": "%", "mbps": "Mbit/s", "ms": "ms", "watts": "W", "ratio": "", "max": "", "probability": ""}
+UNITS = {
+    "percent": "%",
+    "mbps": "Mbit/s",
+    "ms": "ms",
+    "watts": "W",
+    "packets": "packets",
+    "ratio": "",
+    "max": "",
+    "probability": "",
+}
 
 HEAD = f"""\
 # The papers beside us
@@ -42,7 +51,11 @@ nothing. All other figures of the simulated testbed are predictions. ± is one s
 
 def page(papers: list[Paper], outcomes: dict[str, Outcome]) -> str:
     """The whole page."""
-    reasons = tomllib.loads(REASONS.read_text()) if REASONS.is_file() else {}
+    reasons = {
+        f"{paper}.{item}": text
+        for paper, items in tomllib.loads(REASONS.read_text()).items()
+        for item, text in items.items()
+    }
     text = HEAD
     for paper in papers:
         text += f"| [{paper.source}]({paper.link}) | | how | verdict |\n| --- | --- | --- | --- |\n"

@@ -45,7 +45,7 @@ class Effort:
     """None: not measured, as for the others below."""
     deng: deng.Effort
     disc: deng.Effort
-    fleet: tuple[tuple[int, ...], int] | None
+    fleet: tuple[list[int], int] | None
     """Numbers of robots, and lists."""
     lee: lee.Effort | None
     minutes: int
@@ -59,7 +59,7 @@ FULL = Effort(
     testbed.Effort(600.0, range(1, 6)),
     deng.Effort(300.0, range(1, 4), settings=True, live_s=120.0),
     deng.Effort(60.0, range(1, 4), settings=True, live_s=0.0),
-    ((10, 30, 50), 1000),
+    ([10, 30, 50, 70, 90, 110, 130, 150], 500),
     lee.Effort(10, 30.0),
     180,
     draw=True,
@@ -115,8 +115,9 @@ class Measures:
         if has_torch and e.minutes:
             self.all.append((("deng.figure_9",), self._learning))
         if e.fleet is not None:
-            fleet = e.fleet
-            self.all.append((("dust.figure_4", "dust.figure_7"), lambda: dust.parts(*fleet)))
+            robots, lists = e.fleet
+            self.all.append((("dust.figure_4",), lambda: dust.parts(robots[:3], lists)))
+            self.all.append((("dust.table_v",), lambda: dust.in_turn(robots, lists)))
         if e.lee:
             self.all.append((("lee.table_i", "lee.figure_6", "lee.figure_7", "lee.figure_8"), self._emulated))
 

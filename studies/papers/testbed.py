@@ -147,7 +147,7 @@ def epochs(bed: Testbed) -> dict[str, Outcome]:
 
 def low_rates(bed: Testbed) -> dict[str, Outcome]:
     """Table IV."""
-    teams, chosen = low_teams(), ("edca", "coorp-paper", "coorp")
+    teams, chosen = low_teams(), ("edca", "edca+global", "coorp-paper", "coorp")
     bed.prepare(list(teams.values()), chosen)
     bulk = {
         f"{name}, {p}": bed.figure(team, p, lambda run: run.bulk_mbps) for name, team in teams.items() for p in chosen

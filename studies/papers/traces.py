@@ -90,7 +90,7 @@ def _starts(
 
 def prediction_errors(made: Times) -> Times:
     """How far each arrival is from its prediction by a line through the newest ones before it (section IV-B)."""
-    # Numbered by time, as a late loop may skip periods; the phase is that of most samples, whether late ones are among them.
+    # Numbered by time, as a late loop may skip periods. The median phase is that of the samples that no loop delayed.
     phase = float(np.median((made - made[0] + PERIOD_MS / 2.0) % PERIOD_MS)) - PERIOD_MS / 2.0
     places = np.round((made - made[0] - phase) / PERIOD_MS)
     errors: list[float] = []
