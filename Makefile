@@ -83,7 +83,7 @@ lab: cli
 	cargo test --locked -p coorp-node --lib -- --nocapture in_the_lab
 	cargo test --locked -p coorp-cli --test on_wifi -- --nocapture in_the_lab
 
-# All but the day's run: python studies/day.py
+# All but the day's run, python studies/day.py, and measuring the papers' figures anew, python studies/papers/run.py --measure
 studies: package build
 	cargo build --release --locked --manifest-path studies/ros2/Cargo.toml
 	cargo build --release --locked --manifest-path crates/node/cost/Cargo.toml --target-dir $(TARGET) --features zenoh

@@ -184,7 +184,9 @@ def _over_robots(item: Item, outcome: Outcome | None, quantity: str) -> str:
         if any(value is not None for value in published):
             rows.append([f"{name}, published", *("-" if value is None else f"{value:g}" for value in published)])
         if any(case in own for case in cases):
-            rows.append([f"{name}, ours", *(_shown(own.get(case), None, "") for case in cases)])
+            found = (own.get(case) for case in cases)
+            ours = ("-" if one is None or math.isnan(one.mean) else f"{one.mean:.5g}" for one in found)
+            rows.append([f"{name}, ours", *ours])
     unit = UNITS[quantity.rpartition("_")[2]]
     return markdown([f"{_quantity(quantity)}, {unit}; robots", *map(str, item.robots)], rows) + "\n"
 
