@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -352,21 +353,25 @@ def team_of(robots: int, like: Team | None = None) -> Team:
     return Team(f"{like.name}-of-{robots}", replaced(text, "[air]\n", f"{more}[air]\n"))
 
 
+ROBOTS_FIGURES: dict[str, Callable[[Result], float]] = {
+    "reaction_p50_ms": lambda run: run.reaction_p50_ms,
+    "violation_percent": lambda run: 100 * run.violation,
+    "bulk_mbps": lambda run: run.bulk_mbps,
+}
+
+
 def few_robots(simulator: Simulator, effort: Effort) -> Outcome:
     """Figure 12."""
     out = outcome("deng.figure_12", "`examples/navigation.toml` with 2 to 7 robots", effort)
     sizes = range(2, 8)
-    for policy in ("mpc-only", "coorp-paper", "coorp"):
+    for policy in ("mpc-only", "bulk-only", "edca+global", "coorp-paper", "coorp"):
         for robots in sizes:
-            team = team_of(robots)
-            runs = simulator.run(
-                Job(on_testbed(team, policy), policy, seed, effort.duration_s) for seed in effort.seeds
-            ).values()
-            case = f"{policy}, {robots}"
-            out.figures.setdefault("reaction_p50_ms", {})[case] = over_seeds([run.reaction_p50_ms for run in runs])
-            out.figures.setdefault("violation_percent", {})[case] = over_seeds([100 * run.violation for run in runs])
-            if policy != "mpc-only":
-                out.figures.setdefault("bulk_mbps", {})[case] = over_seeds([run.bulk_mbps for run in runs])
+            team = on_testbed(team_of(robots), policy)
+            runs = simulator.run(Job(team, policy, seed, effort.duration_s) for seed in effort.seeds).values()
+            for quantity, of in ROBOTS_FIGURES.items():
+                found = over_seeds([of(run) for run in runs])
+                if not math.isnan(found.mean):
+                    out.figures.setdefault(quantity, {})[f"{policy}, {robots}"] = found
     median, late, bulk = (out.figures[name] for name in ("reaction_p50_ms", "violation_percent", "bulk_mbps"))
     two, seven = (f"coorp-paper, {robots}" for robots in (2, 7))
     risen = median[seven].mean - median[two].mean

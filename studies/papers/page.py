@@ -150,27 +150,35 @@ def _section(item: Item, outcome: Outcome | None, reason: str) -> str:
 
 
 def _lines(item: Item, outcome: Outcome | None, *, figures: bool) -> str:
+    """What is published beside ours, and below it what only we give numbers of."""
     rows: list[list[str]] = []
-    if figures:
-        own = outcome.figures if outcome else {}
-        for quantity in dict.fromkeys([*item.figures, *own]):
-            unit = UNITS[quantity.rpartition("_")[2]]
-            for case in dict.fromkeys([*item.figures.get(quantity, {}), *own.get(quantity, {})]):
-                ours = own.get(quantity, {}).get(case)
-                published = item.figures.get(quantity, {}).get(case)
-                word = "" if published is None else _of_figure(item, outcome, quantity, case)
-                off = ""
-                if published is not None and ours is not None and not math.isnan(ours.mean):
-                    points = quantity.endswith("_percent")
-                    value = item.off(quantity, case, ours.mean)
-                    off = f"{value:+.1f} points" if points else f"{100 * value:+.1f} %"
-                name = f"{_quantity(quantity)}, {case}"
-                shown = f"{published:g} {unit}".strip() if published is not None else "-"
-                rows.append([name, shown, _shown(ours, published, unit), off, word])
+    own = outcome.figures if outcome else {}
+    for quantity, cases in item.figures.items() if figures else ():
+        for case in dict.fromkeys([*cases, *own.get(quantity, {})]):
+            rows.append(_line(item, outcome, quantity, case))
     for name, claim in item.claims.items():
         found = outcome.claims.get(name) if outcome else None
         rows.append([f"'{claim}'", "as said", found.found if found else "-", "", _of_claim(outcome, name)])
-    return markdown(["", "published", "ours", "off by", "verdict"], rows) + "\n" if rows else ""
+    text = markdown(["", "published", "ours", "off by", "verdict"], rows) + "\n" if rows else ""
+    more = [quantity for quantity in own if quantity not in item.figures]
+    if more:
+        names = dict.fromkeys(case for quantity in more for case in own[quantity])
+        cells = [[name, *(_shown(own[quantity].get(name), None, "") for quantity in more)] for name in names]
+        text += markdown(["", *(f"{_quantity(quantity)}, {_unit(quantity)}" for quantity in more)], cells) + "\n"
+    return text
+
+
+def _line(item: Item, outcome: Outcome | None, quantity: str, case: str) -> list[str]:
+    ours = outcome.figures.get(quantity, {}).get(case) if outcome else None
+    published = item.figures[quantity].get(case)
+    unit, off, word = _unit(quantity), "", ""
+    if published is not None:
+        word = _of_figure(item, outcome, quantity, case)
+        if ours is not None and not math.isnan(ours.mean):
+            value = item.off(quantity, case, ours.mean)
+            off = f"{value:+.1f} points" if quantity.endswith("_percent") else f"{100 * value:+.1f} %"
+    shown = f"{published:g} {unit}".strip() if published is not None else "-"
+    return [f"{_quantity(quantity)}, {case}", shown, _shown(ours, published, unit), off, word]
 
 
 def _over_robots(item: Item, outcome: Outcome | None, quantity: str) -> str:
@@ -187,8 +195,11 @@ def _over_robots(item: Item, outcome: Outcome | None, quantity: str) -> str:
             found = (own.get(case) for case in cases)
             ours = ("-" if one is None or math.isnan(one.mean) else f"{one.mean:.5g}" for one in found)
             rows.append([f"{name}, ours", *ours])
-    unit = UNITS[quantity.rpartition("_")[2]]
-    return markdown([f"{_quantity(quantity)}, {unit}; robots", *map(str, item.robots)], rows) + "\n"
+    return markdown([f"{_quantity(quantity)}, {_unit(quantity)}; robots", *map(str, item.robots)], rows) + "\n"
+
+
+def _unit(quantity: str) -> str:
+    return UNITS[quantity.rpartition("_")[2]]
 
 
 def _quantity(quantity: str) -> str:
@@ -201,7 +212,7 @@ def _shown(ours: Found | None, published: float | None, unit: str) -> str:
         return "-"
     size = max(abs(ours.mean), abs(published or 0.0))
     digits = 0 if ours.mean == int(ours.mean) and size >= 10 else 1 if size >= 10 else 2
-    deviation = f" ± {ours.deviation:.{digits}f}" if ours.deviation else ""
+    deviation = f" ± {ours.deviation:.{digits}f}" if ours.deviation >= 0.5 * 10**-digits else ""
     return f"{ours.mean:.{digits}f}{deviation} {unit}".strip()
 
 
