@@ -138,7 +138,8 @@ def errors(_: Simulator, effort: Effort) -> Outcome:
     ]
     out.tables.append(Table("The distance is the greatest one between the two distribution functions.", titles, rows))
     off, excess = distance(simulated), kurtosis(simulated)
-    text = f"distribution functions at most {off:.3f} apart, excess kurtosis {excess:.1f}: the model draws it so"
+    free = distance(all_errors["perceptions without bulk"])
+    text = f"distribution functions at most {off:.3f} apart ({free:.3f} without bulk), excess kurtosis {excess:.1f}"
     out.claims["normal"] = Claim(off < 0.05, text)
     return out
 
