@@ -296,6 +296,10 @@ def component_table(simulator: Simulator, effort: Effort) -> Table:
     base = tried.team(CALIBRATED, tried.median(CALIBRATED))
     teams["sensors' jitter 2 ms"] = _changed(base, "control", "jitter", '"2ms"')
     teams["sensors at random phases"] = Team("phases", changed_key(base.text, "control", "synchronised", "false"))
+    clocks = {"overlap": "true"}
+    teams["sensors sample by their clocks"] = Team("clocks", with_keys(base.text, "control", clocks))
+    air = tried.team(replace(CALIBRATED, on_transfer=False), tried.median(CALIBRATED))
+    teams["the same, completions on the air"] = Team("clocks-air", with_keys(air.text, "control", clocks))
     teams["reading completion times at 50 %"] = Team(
         "half", with_keys(base.text, "policy", {"protection_percentile": "0.5"})
     )

@@ -89,7 +89,7 @@ class Measures:
         alone = replace(e.deng, duration_s=e.testbed.duration_s, seeds=e.testbed.seeds)
         self.all: list[tuple[tuple[str, ...], Callable[[], dict[str, Outcome]]]] = [
             (("deng.figure_2a", "deng.table_ii", "deng.table_iii"), self._policies),
-            (("deng.table_iv",), lambda: testbed.low_rates(testbed.Testbed(self._simulator, e.low))),
+            (("deng.table_iv",), lambda: testbed.low_rates(testbed.Testbed(self._simulator, e.low), tables=e.draw)),
             (("deng.figure_4",), lambda: {"deng.figure_4": deng.congestion(self._simulator, e.deng)}),
             (("deng.figure_10",), lambda: {"deng.figure_10": deng.components(self._simulator, alone)}),
             (("deng.figure_11",), lambda: {"deng.figure_11": deng.packets_ahead(self._simulator, e.deng)}),
