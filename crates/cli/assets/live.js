@@ -701,7 +701,10 @@
   // ---- Drawing ----
 
   // The time between two frames and the work for each, in milliseconds, for the foot and for tests.
-  const frames = { last: null, count: 0, since: 0, rate: 0, gaps: new Float32Array(1024), next: 0, work: new Float32Array(1024), drawn: 0 };
+  const frames = {
+    last: null, count: 0, since: 0, rate: 0, gaps: new Float32Array(1024), next: 0,
+    took: 0, drawnAt: -Infinity, work: new Float32Array(1024), drawn: 0,
+  };
   const measure = (now) => {
     if (frames.last !== null) {
       frames.gaps[frames.next % frames.gaps.length] = now - frames.last;
@@ -721,13 +724,17 @@
     if (!lanes || offset === null) return;
     slew();
     if (frozen && !dirty) return;
+    // What takes long to draw is drawn less often: half of the time is for everything else.
+    if (!dirty && now - frames.drawnAt < 2 * frames.took) return;
+    frames.drawnAt = now;
     dirty = false;
     const right = frozen ? frozen.right : edge();
     const began = performance.now();
     lanes.chart.setScale("x", { min: right - span, max: right });
     // The chart draws in a microtask that it has queued by now.
     queueMicrotask(() => {
-      frames.work[frames.drawn % frames.work.length] = performance.now() - began;
+      frames.took = performance.now() - began;
+      frames.work[frames.drawn % frames.work.length] = frames.took;
       frames.drawn += 1;
     });
   };
