@@ -26,7 +26,7 @@ FUZZ_SECONDS ?= 30
 
 export COORP
 
-.PHONY: help demo cli build package test test-all lab studies lint bench deb
+.PHONY: help demo cli build package test test-all lab studies lint docs bench deb
 
 help:
 	@echo "make demo      build the simulator, simulate the papers' testbed, write report.html"
@@ -35,7 +35,8 @@ help:
 	@echo "make package   install the Python package and what it needs into $(VENV)"
 	@echo "make lab       the tests on a real WiFi stack, in a virtual machine; part of make test-all"
 	@echo "make studies   the studies in full (long)"
-	@echo "make lint      rustfmt, clippy, rustdoc, the C header, ruff, pyright, node's syntax check"
+	@echo "make lint      rustfmt, clippy, rustdoc, the C header, ruff, pyright, node's syntax check, prose and links"
+	@echo "make docs      the site of docs/, below $(TARGET)/docs; needs mdbook"
 	@echo "make deb       the Debian package; needs cargo-deb"
 	@echo "make bench     measure the hot paths"
 
@@ -111,6 +112,10 @@ lint: package
 
 deb: cli
 	cargo deb --package coorp-cli --no-build
+
+docs:
+	@command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install mdbook --locked --version '^0.5'" >&2; exit 2; }
+	mdbook build --dest-dir "$(abspath $(TARGET))/docs"
 
 bench:
 	cargo bench --workspace --locked
