@@ -146,20 +146,23 @@ def emulated(program: Path, effort: Effort) -> dict[str, Outcome]:
             table.figures.setdefault("deviation_ms", {})[f"{phase}, {name}"] = over(deviations)
     kept = sum(run.kept_up for of in runs.values() for run in of)
     table.effort += f"; the emulator kept up in {kept} of {effort.runs * len(runs)}"
-    return {"lee.table_i": table, **_figures(runs, single, command, what)}
+    return {"lee.table_i": table, **_figures(runs, single, command, what, effort.span_s)}
 
 
 def over(values: list[float]) -> Found:
     return Found(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)
 
 
-def _figures(runs: dict[str, list[Run]], single: list[Run], command: str, what: str) -> dict[str, Outcome]:
+def _figures(
+    runs: dict[str, list[Run]], single: list[Run], command: str, what: str, span_s: float
+) -> dict[str, Outcome]:
     """The claims of figures 6 to 8."""
 
     def deviation(of: list[Run], place: int) -> float:
         return float(np.mean([np.std(run.intervals_ms[place]) for run in of]))
 
-    six = Outcome("emulated", command, what.replace("two paths, the first of which", "one path, which"))
+    one = what.partition(" runs")[2].replace("two paths, the first of which", "one path, which")
+    six = Outcome("emulated", command, f"{len(single)} runs{one}")
     good, poor = deviation(single, 0), deviation(single, 1)
     longest = max(max(run.intervals_ms[1]) for run in single)
     text = f"deviation {good:.0f} ms, then {poor:.0f} ms; longest gap {longest / 1e3:.1f} s"
@@ -173,12 +176,15 @@ def _figures(runs: dict[str, list[Run]], single: list[Run], command: str, what: 
     found = {name: deviation(of, 1) for name, of in runs.items()}
     text = ", ".join(f"{name} {value:.1f}" for name, value in found.items()) + " ms of deviation on poor paths"
     eight.claims["uniform"] = Claim(found["DupCon"] < 0.25 * min(found["MPTCP"], found["round robin"]), text)
-    shown = {"one path": single[0], **{name: of[0] for name, of in runs.items()}}
-    series = {name: (run.arrivals_s, run.data_mbps) for name, run in shown.items()}
-    bad_at_s = max(single[0].arrivals_s) / 2.0
-    drawn = charts.arrivals("lee-figures-6-to-8.svg", series, bad_at_s)
-    eight.charts = {drawn: "Arrivals of control packets and the data rate, first run of each case"}
+    first = {"one path": single[0], **{name: of[0] for name, of in runs.items()}}
+    eight.charts = {drawn(first, span_s): "Arrivals of control packets and the data rate, one run of each case"}
     return {"lee.figure_6": six, "lee.figure_7": seven, "lee.figure_8": eight}
+
+
+def drawn(runs: dict[str, Run], span_s: float) -> str:
+    """The chart of one run of each case."""
+    series = {name: (run.arrivals_s, run.data_mbps) for name, run in runs.items()}
+    return charts.arrivals("lee-figures-6-to-8.svg", series, span_s)
 
 
 def _rates(run: Run) -> tuple[float, float]:

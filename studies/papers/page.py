@@ -139,9 +139,7 @@ def _section(item: Item, outcome: Outcome | None, reason: str) -> str:
     if reason:
         text += reason.strip() + "\n\n"
     if outcome:
-        for why in dict.fromkeys(outcome.cannot.values()):
-            parts = ", ".join(part for part, other in outcome.cannot.items() if other == why)
-            text += f"Cannot be had here: {parts}, {why}.\n\n"
+        text += "".join(f"Cannot be had here: {why}.\n\n" for why in dict.fromkeys(outcome.cannot.values()))
         for table in outcome.tables:
             text += f"{table.title}\n\n{markdown(table.titles, table.rows)}\n"
         for name, caption in outcome.charts.items():
