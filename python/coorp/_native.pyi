@@ -112,7 +112,7 @@ class Result:
         """Mean duration of an epoch, in seconds; None before the first has ended."""
     @property
     def wnic_ahead(self) -> dict[str, float] | None:
-        """Bulk packets in the sender's WNIC when a control packet arrives there: mean, p99, share that found none."""
+        """Bulk packets in the sender's WNIC when a control packet arrives there: mean, p99, and the share with none."""
     @property
     def window_share(self) -> float:
         """Share of the time that a robot with bulk to send spent inside protection or ST windows, from 0 to 1."""
