@@ -458,7 +458,7 @@ class ProgramError(ValueError):
 
 @final
 class ReactorGraph:
-    """A checked reactor program. Its ids are those of the native runtime."""
+    """A checked reactor program. Its ids are the native runtime's."""
 
     def __init__(self, program: str) -> None:
         """Checks a program: the JSON of `coorp_core::logical::Program`, with durations in ns. ProgramError if it cannot

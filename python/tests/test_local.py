@@ -104,7 +104,7 @@ def test_a_loan_can_be_sent_as_such_and_only_once() -> None:
     with pytest.raises(ValueError, match="has been sent"):
         loan.parts()
     other, _ = pair()
-    with pytest.raises(ValueError, match="by the sender that made it"):
+    with pytest.raises(ValueError, match="only the sender that made a loan can send it"):
         other.send(b"", sender.loan([1]))
 
 

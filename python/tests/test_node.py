@@ -483,7 +483,7 @@ def test_what_a_robot_decides_is_recorded(fleet: Fleet) -> None:
     file, killed = fleet.folder / "r1.mcap", fleet.folder / "killed.mcap"
     with fleet.node("r1") as node:
         node.record(file)
-        with pytest.raises(coorp.InputError, match="recorded already"):
+        with pytest.raises(coorp.InputError, match="already being recorded"):
             node.record(killed)
         with node.bulk_stream(to="base", name="map") as stream:
             stream.write(bytes(1_000_000))

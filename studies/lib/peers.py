@@ -24,8 +24,8 @@ as much bulk as possible, by default to the leader. HOW is one of the following,
 - `coorp`: `coorp.Node` under the policy `coorp`; bulk is its bulk stream.
 
 Requests and replies of `udp`, `zenoh` and `coorp` have the sizes of a perception and a command of
-`examples/navigation.toml`; those of `dds`, `ros2`, `rsync` and `gloo` are small. `--shape` makes `tc` send control
-first, at this rate at most.
+`examples/navigation.toml`; the requests and replies of `dds`, `ros2`, `rsync` and `gloo` are small. `--shape` makes
+`tc` send control first, at this rate at most.
 
 Once all robots have had a reply, they start together. Bulk starts then; the measurement starts `SETTLE_S` later and
 lasts for the given duration. Each robot writes a JSON file: the number of requests, their round trips in ms, and the

@@ -87,8 +87,7 @@ fn take<'a, J>(next: &AtomicUsize, jobs: &'a [J]) -> Option<(usize, &'a J)> {
 /// The error of `work`, or its panic.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T, NoResult>) -> Result<T, NoResult> {
     IN_JOB.set(true);
-    // What the job borrows is only read, and what it builds is dropped with it, so no partial state is
-    // visible.
+    // The job only reads what it borrows, and its own objects are dropped with it, so no partial state is visible.
     let outcome = panic::catch_unwind(AssertUnwindSafe(work));
     IN_JOB.set(false);
     outcome.unwrap_or_else(|payload| {

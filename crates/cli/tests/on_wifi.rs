@@ -295,7 +295,7 @@ fn later(spans: &[Span], by: Duration) -> Vec<Span> {
         .collect()
 }
 
-/// What a robot has sent, and what its agent has recorded.
+/// A robot's bulk on the air, and its agent's recording.
 struct Robot {
     number: usize,
     /// The times at which bulk was on the air.

@@ -39,7 +39,7 @@ pub enum Destination {
     Nobody,
 }
 
-/// What a card needs to know about a frame.
+/// The facts about a frame that a card needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The destination.

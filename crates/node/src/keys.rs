@@ -41,7 +41,7 @@ pub(crate) const SERVER_NAME: &str = "robot.coorp.internal";
 const AUTHORITY: &str = "ca";
 const ROBOTS: &str = "robots";
 
-/// What [`init`] has created.
+/// The files that [`init`] has created.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Made {
     /// Whether the authority is new.

@@ -32,7 +32,7 @@ struct Present {
 /// A topic that a robot gathers: its name, and the numbers of the robot's start and of this gathering.
 pub(crate) type Gathers = (String, (u32, u32));
 
-/// What an announcement changes.
+/// The changes due to an announcement.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Whether the robot was not present before.

@@ -323,7 +323,7 @@ fn without_keys_only_who_may_joins() {
     };
     let _agent = Node::open_agent(insecure(true)).unwrap();
     let said = Node::open(insecure(false)).unwrap_err().to_string();
-    assert!(said.contains("it runs without keys"), "{said}");
+    assert!(said.contains("the agent runs without keys"), "{said}");
     let guest = Node::open(insecure(true)).unwrap();
     assert!(guest.is_guest());
     assert!(matches!(guest.bulk_stream("two", "map"), Err(Error::NoKeys)));

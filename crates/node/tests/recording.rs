@@ -114,7 +114,7 @@ fn what_is_decided_is_recorded_and_no_file_is_written_over() {
     let files = ["lead", "one"].map(|name| fleet.folder.join(format!("{name}.mcap")));
     assert_eq!(lead.say(&format!("record {}", files[0].display())), "ok");
     assert_eq!(one.say(&format!("record {}", files[1].display())), "ok");
-    assert!(lead.say("record /tmp/other.mcap").contains("recorded already"));
+    assert!(lead.say("record /tmp/other.mcap").contains("already being recorded"));
     until(|| lead.say("leader") != "None" && one.say("leader") != "None");
     work(&mut lead, &mut one);
     assert_eq!(lead.say("finish"), "ok");

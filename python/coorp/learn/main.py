@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
             2,
         )
     except ValueError as problem:
-        # coorp.InputError, whose text starts with 'error:' like those of the command line.
+        # coorp.InputError, whose text starts with 'error:', like the command line's errors.
         if type(problem).__module__ != "coorp":
             raise
         return _say(str(problem), 2)

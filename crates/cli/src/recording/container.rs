@@ -55,7 +55,7 @@ pub fn read(from: &mut dyn Read, see: &mut See<'_>) -> Result<(), Stopped> {
     }
 }
 
-/// What has been learnt about the file so far.
+/// The facts known about the file so far.
 #[derive(Default)]
 struct State {
     schemas: HashMap<u16, String>,

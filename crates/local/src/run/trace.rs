@@ -95,7 +95,7 @@ impl Trace {
         }
     }
 
-    /// Returns the events, each with its time on the clock of [`now`](super::now).
+    /// Returns the events, each with its time on the program's [`Clock`](super::Clock).
     pub fn events(&self) -> &[(Instant, Event)] {
         &self.events
     }

@@ -155,8 +155,8 @@ fn what_is_no_recording_is_refused_in_words() {
         std::fs::write(&file, bytes).unwrap();
         read(&file).unwrap_err().to_string()
     };
-    assert!(refused(b"").contains("no file of a flight recorder"));
-    assert!(refused(b"[team]").contains("no file of a flight recorder"));
+    assert!(refused(b"").contains("not a flight recorder's file"));
+    assert!(refused(b"[team]").contains("not a flight recorder's file"));
     assert!(refused(b"CoFR\x01").contains("ends before"));
     assert!(refused(b"CoFR\xff\x00").contains("of layout 255"));
     let with = |rest: &[u8]| [b"CoFR", LAYOUT.to_le_bytes().as_slice(), rest].concat();

@@ -226,7 +226,7 @@ impl Letter {
         let mut at = self.length;
         for chunk in bytes.chunks(WRITE_BYTES) {
             hasher.update(chunk);
-            // What a failure leaves behind is overwritten, or cut off.
+            // Bytes that a failure leaves behind are overwritten, or cut off.
             let written = self.file.write_all_at(chunk, at);
             written.map_err(|error| Error::Socket("cannot keep a bulk message".to_owned(), error))?;
             at += chunk.len() as u64;

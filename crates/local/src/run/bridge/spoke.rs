@@ -21,7 +21,7 @@ struct Local {
     life: u32,
     /// The life in which the RTI's robot knows it to be here.
     told: Option<u32>,
-    /// What waits for a payload, and everything after it.
+    /// The message that waits for a payload, and everything after it.
     waiting: VecDeque<Held>,
 }
 
