@@ -391,7 +391,7 @@ fn bulk_leaves_the_reserve_free_and_a_robot_on_a_full_disk_leads_and_controls() 
         said != "pending"
     });
     assert!(
-        said.contains("was not delivered to lead: its disk takes 19.9 MB of bulk even when it is empty"),
+        said.contains("was not delivered to lead: its disk takes only 19.9 MB of bulk even when empty"),
         "{said}"
     );
     assert!(free_bytes(&disk.0) > 1 << 20);
