@@ -106,7 +106,7 @@ static void control(void) {
 static void gather(void) {
     CoorpGather *first, *second;
     const CoorpTable *table;
-    EXPECT(coorp_gather_open(node, "pose", 0, &first), COORP_INVALID, "cannot be gathered");
+    EXPECT(coorp_gather_open(node, "pose", 0, &first), COORP_INVALID, "cannot gather");
     CHECK(coorp_gather_open(node, "pose", 60000000000, &first));
     EXPECT(coorp_gather_open(node, "pose", 1000000, &second), COORP_INVALID, "gathers \"pose\" already");
     EXPECT(coorp_gather_receive(first, 1000000, &table), COORP_TIMEOUT, "no table of \"pose\" was made within 1");
