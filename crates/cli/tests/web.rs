@@ -161,6 +161,8 @@ struct View {
     socket: WebSocket<TcpStream>,
     taken: u64,
     number: Option<u64>,
+    /// No message was dropped: the test took all of them in time.
+    has_all: bool,
     began_unix_ms: f64,
     robots: Vec<Shown>,
     absent: Vec<u64>,
@@ -176,6 +178,7 @@ impl View {
             socket,
             taken: 0,
             number: None,
+            has_all: true,
             began_unix_ms: hello["began_unix_ms"].as_f64().unwrap(),
             robots: ROBOTS.iter().map(|_| Shown::default()).collect(),
             absent: Vec::new(),
@@ -187,10 +190,7 @@ impl View {
         let batch = json(&mut self.socket);
         assert_eq!(batch["kind"], "batch");
         let number = batch["number"].as_u64();
-        assert!(
-            self.number.is_none_or(|last| number == Some(last + 1)),
-            "one was dropped"
-        );
+        self.has_all &= self.number.is_none_or(|last| number == Some(last + 1));
         self.number = number;
         let absent = batch["absent"].as_array().unwrap();
         self.absent = absent.iter().map(|robot| robot[0].as_u64().unwrap()).collect();
@@ -282,23 +282,27 @@ fn the_page_shows_what_the_robots_record() {
             }
         });
         scope.spawn(|| while poses.recv(Some(Duration::from_secs(2))).is_some() {});
-        // Until the gate has held bulk for a window a few times.
-        let began = Instant::now();
-        while view.robots[1].spans.get("hold").map_or(0, Vec::len) < 3 {
-            assert!(began.elapsed() < LONG, "the gate never holds bulk");
-            let mut stream = scout.bulk_stream("base", "map").unwrap();
-            stream.write(&vec![7; 4_000_000]).unwrap();
-            let delivery = stream.finish().unwrap();
-            assert!(bulk.recv(Some(LONG)).is_some());
-            delivery.wait().unwrap();
-            (0..3).for_each(|_| view.take());
-        }
+        let sending = scope.spawn(|| {
+            while !ends.load(Ordering::Acquire) {
+                let mut stream = scout.bulk_stream("base", "map").unwrap();
+                stream.write(&vec![7; 4_000_000]).unwrap();
+                let delivery = stream.finish().unwrap();
+                assert!(bulk.recv(Some(LONG)).is_some());
+                delivery.wait().unwrap();
+            }
+        });
+        // Takes all the time, so that nothing is dropped.
+        view.until("the gate has held bulk for a window a few times", |view| {
+            view.robots[1].spans.get("hold").map_or(0, Vec::len) >= 3
+        });
         ends.store(true, Ordering::Release);
+        view.until("the last bulk is there", |_| sending.is_finished());
     });
     // What is under way arrives, and statuses count it.
     let settled = view.taken + 25;
     view.until("it is quiet", |view| view.taken >= settled);
     recording.finish().unwrap();
+    assert!(view.has_all);
     let recording = recorded(&file);
     let shown = &view.robots[1];
     assert_eq!((shown.lost, view.robots[0].lost), (0, 0));
@@ -455,7 +459,7 @@ fn a_browser_that_takes_nothing_gets_the_newest_once_it_does() {
     // Nothing more was sent meanwhile; then, it goes on with the newest.
     socket.send(Message::text("10")).unwrap();
     let newest = json(&mut socket)["number"].as_u64().unwrap();
-    assert!(newest >= numbers[9] + 15, "{newest} after {}", numbers[9]);
+    assert!(newest > numbers[9] + 10, "{newest} after {}", numbers[9]);
 }
 
 #[test]

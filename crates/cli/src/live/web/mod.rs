@@ -20,8 +20,9 @@ mod serve;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use coorp_core::Instant;
 use coorp_node::watch::{Follower, Watch};
 use coorp_team::Team;
 
@@ -33,6 +34,9 @@ use crate::output;
 
 /// The port, unless another one is given: away from those of robots.
 pub const PORT: &str = "8460";
+
+/// How often two clocks are read to compare them.
+const READINGS: usize = 8;
 
 /// Where to listen: PORT or ADDRESS:PORT of this machine alone.
 ///
@@ -71,9 +75,9 @@ pub fn run(team: &Team, watch: Watch, at: SocketAddr) -> Result<(), Failure> {
     let listener = TcpListener::bind(at).map_err(cannot)?;
     let at = listener.local_addr().map_err(cannot)?;
     let hub = Arc::new(Hub::default());
-    let feed = Arc::new(Feed::new(team, &hub, watch.now()));
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let site = Site::new(&hub, feed.hello(unix.unwrap_or_default()));
+    let (began, unix) = moment(&watch);
+    let feed = Arc::new(Feed::new(team, &hub, began));
+    let site = Site::new(&hub, feed.hello(unix));
     let robots = team.robots.len();
     let follower: Arc<dyn Follower> = feed.clone();
     watch.follow(ask_every(robots), status_every(robots), &follower);
@@ -83,6 +87,17 @@ pub fn run(team: &Team, watch: Watch, at: SocketAddr) -> Result<(), Failure> {
     telling.map_err(cannot)?;
     output::print(&format!("{} is shown at http://{at} (Ctrl-C ends it)\n", team.name))?;
     serve::serve(&listener, &site)
+}
+
+/// One moment on the operator's clock and as Unix time: of several, the one whose reading was interrupted least.
+fn moment(watch: &Watch) -> (Instant, Duration) {
+    let read = |_| {
+        let before = watch.now();
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        (watch.now().since(before), before, unix.unwrap_or_default())
+    };
+    let best = (0..READINGS).map(read).min_by_key(|(took, ..)| *took);
+    best.map_or_else(|| (watch.now(), Duration::ZERO), |(_, began, unix)| (began, unix))
 }
 
 /// Tells all pages what is new.
