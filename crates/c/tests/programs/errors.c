@@ -108,7 +108,7 @@ static void gather(void) {
     const CoorpTable *table;
     EXPECT(coorp_gather_open(node, "pose", 0, &first), COORP_INVALID, "cannot gather");
     CHECK(coorp_gather_open(node, "pose", 60000000000, &first));
-    EXPECT(coorp_gather_open(node, "pose", 1000000, &second), COORP_INVALID, "gathers \"pose\" already");
+    EXPECT(coorp_gather_open(node, "pose", 1000000, &second), COORP_INVALID, "already gathers \"pose\"");
     EXPECT(coorp_gather_receive(first, 1000000, &table), COORP_TIMEOUT, "no table of \"pose\" was made within 1");
     CHECK(coorp_gather_close(first));
     EXPECT(coorp_gather_receive(first, 0, &table), COORP_CLOSED, "CoorpGather has been closed");
@@ -137,7 +137,7 @@ static void bulk(void) {
         result = coorp_bulk_stream_finish(stream, first == NULL ? &first : NULL);
         finished += result == COORP_OK;
     }
-    EXPECT(result, COORP_FULL, "64 bulk messages wait for r1 already");
+    EXPECT(result, COORP_FULL, "64 bulk messages already wait for r1");
     HOLD(finished >= 64);
     CHECK(coorp_bulk_stream_write(stream, "y", 1));
     EXPECT(coorp_bulk_stream_finish(stream, &delivery), COORP_FULL, "64");

@@ -158,7 +158,7 @@ fn what_is_no_recording_is_refused_in_words() {
     assert!(refused(b"").contains("not a flight recorder's file"));
     assert!(refused(b"[team]").contains("not a flight recorder's file"));
     assert!(refused(b"CoFR\x01").contains("ends before"));
-    assert!(refused(b"CoFR\xff\x00").contains("of layout 255"));
+    assert!(refused(b"CoFR\xff\x00").contains("has layout 255"));
     let with = |rest: &[u8]| [b"CoFR", LAYOUT.to_le_bytes().as_slice(), rest].concat();
     assert!(refused(&with(b"\xff\xff")).contains("ends before"));
     assert!(refused(&with(b"\x01\x00\x00\x00--------x")).contains("damaged"));
