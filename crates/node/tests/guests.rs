@@ -265,7 +265,7 @@ fn who_is_no_guest_is_told_why() {
     let mut other = options(&fleet, "lead");
     other.state = options(&fleet, "one").state;
     let said = Node::open(other).unwrap_err().to_string();
-    assert!(said.contains("it is one's"), "{said}");
+    assert!(said.contains("the agent is one's"), "{said}");
     // A program that speaks another protocol is dropped at once, and others continue.
     let place = agent.joined_at().unwrap().to_owned();
     let _a = guest(&fleet, "one");
