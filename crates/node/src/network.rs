@@ -142,7 +142,9 @@ mod tests {
         let error = place(team(), &network(PATHS_MAX + 1)).unwrap_err();
         assert!(matches!(error, Error::Network(_)), "{error:?}");
         assert!(
-            error.to_string().contains("base 5 interfaces, but a live robot uses at most 4"),
+            error
+                .to_string()
+                .contains("base 5 interfaces, but a live robot uses at most 4"),
             "{error}"
         );
         // A program may have built the team itself.
