@@ -81,7 +81,7 @@ struct Host {
 
 /// Returns a value: its number, and bytes derived from the number. Every third value is small.
 fn value(number: u64) -> Arc<Vec<u8>> {
-    let length = if number % 3 == 0 {
+    let length = if number.is_multiple_of(3) {
         1000
     } else {
         80_000 + number as usize % 7

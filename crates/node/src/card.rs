@@ -2,7 +2,7 @@
 //!
 //! Every driver frees what it has sent, so the count of the socket's send queue ([`crate::outqueue`]) works with every
 //! card. Transmit status (`SO_WIFI_STATUS`) tells more, each frame's fate on the air, but requesting it changes how
-//! many of the drivers handle the frame. Only drivers in [`STATUS_IS_HARMLESS`] are asked. A TUN or TAP frees a frame
+//! many of the drivers handle the frame. Only drivers in `STATUS_IS_HARMLESS` are asked. A TUN or TAP frees a frame
 //! before it has gone anywhere, so neither source works there.
 //!
 //! Left out: the network that a frame takes behind an access point, and drivers that free frames before the air has

@@ -7,7 +7,7 @@
 //! robots on one machine work for the same reason. Twice a second the thread lists the interfaces. A robot announces
 //! itself when an interface comes up or changes its address, and when somebody asks for it, at most once a second.
 //!
-//! [`DATAGRAMS_MAX`] bounds what the thread reads from the network; the kernel bounds what waits meanwhile. Nothing is
+//! `DATAGRAMS_MAX` bounds what the thread reads from the network; the kernel bounds what waits meanwhile. Nothing is
 //! cached: a datagram leads to a hint, or to nothing. Left out: IPv6 networks without IPv4, and answers to a single
 //! asker. Decision 23 says why no library does this.
 

@@ -1,6 +1,6 @@
 //! The flight recorder: every input of a live robot and every answer, kept on disk in a ring, for replay.
 //!
-//! [`Flown`] is the robot with its recorder. Every [`Input`] goes through it and is noted, in memory and under the
+//! `Flown` is the robot with its recorder. Every [`Input`] goes through it and is noted, in memory and under the
 //! robot's lock; a thread writes the notes (`flight/write.rs`). A segment begins with the robot's whole state, so each
 //! file can be replayed by itself, and the oldest files make room. Notes for which there is no memory are left out and
 //! counted; then a new segment begins.

@@ -160,7 +160,7 @@ struct World<'a> {
 impl World<'_> {
     fn advance(&mut self, tick: u64, ticks: u64) -> u64 {
         for made in 0..ticks {
-            if (tick + made) % REWARD_TICKS == 0 {
+            if (tick + made).is_multiple_of(REWARD_TICKS) {
                 self.reward();
             }
             self.step();

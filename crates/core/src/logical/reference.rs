@@ -82,9 +82,9 @@ impl Brains {
         for (at, effect) in info.effects.iter().enumerate() {
             let dice = mix(seen, 100 + at as u64);
             match graph.element(*effect).unwrap().kind {
-                ElementKind::Output if dice % 4 > 0 => effects.sets.push((*effect, dice)),
+                ElementKind::Output if !dice.is_multiple_of(4) => effects.sets.push((*effect, dice)),
                 // The limit ends loops without a delay.
-                ElementKind::Logical(_) if dice % 2 > 0 && tag.microstep() < 4 => {
+                ElementKind::Logical(_) if !dice.is_multiple_of(2) && tag.microstep() < 4 => {
                     let delay = Duration::from_millis((dice >> 8) % 3);
                     effects.schedules.push((*effect, delay, Some(dice)));
                     if dice % 8 == 1 {

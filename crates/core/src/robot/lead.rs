@@ -418,7 +418,7 @@ mod tests {
             );
         }
         assert_eq!(rested, [256, 512, 1_024]);
-        let saved = |loop_: u32| loop_ % SAVED_PARTS == 0;
+        let saved = |loop_: u32| loop_.is_multiple_of(SAVED_PARTS);
         assert!(
             (0..TRIED).all(|number| !worth.on_judged(!saved(number), false)),
             "one in eight is saved"

@@ -141,7 +141,7 @@ mod tests {
         let freed = Arc::<Freed>::default();
         let mut emulated = Emulated::new(stream, 7_461, freed.clone());
         let record = |number: u16| {
-            let port: u16 = if number % 3 == 0 { 7_461 } else { 7_462 };
+            let port: u16 = if number.is_multiple_of(3) { 7_461 } else { 7_462 };
             [port.to_be_bytes(), number.to_be_bytes()].concat()
         };
         let records: Vec<u8> = (0..600).flat_map(record).collect();

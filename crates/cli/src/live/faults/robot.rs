@@ -283,7 +283,7 @@ impl<S: Seat> Robot<S> {
                 (false, false) => {}
             }
             (may, last) = (may_now, before);
-            if look % LOOKS_A_LEADER == 0 {
+            if look.is_multiple_of(LOOKS_A_LEADER) {
                 let leads = self.node.status()?.leader;
                 if leads != leader {
                     self.seat.write(&Line::Led { at, leader: leads });

@@ -103,7 +103,7 @@ impl Schedule {
     pub fn draw(team: &Team, seed: u64) -> Schedule {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x006c_6976_6566_6175);
         let mut team = team.clone();
-        if seed / KINDS % 3 == 0 {
+        if (seed / KINDS).is_multiple_of(3) {
             team.interfaces.clear();
         }
         let count = rng.random_range(1..=FAULTS_MAX);
