@@ -121,7 +121,7 @@ class Browser:
     def open(
         self, url: str, *, width: int, height: int, scale: float = 1.0, phone: bool = False, dark: bool = False
     ) -> None:
-        """Opens a page at a size in CSS pixels, of which each is as wide as so many of the picture's."""
+        """Opens a page at a size in CSS pixels, with this many picture pixels per CSS pixel."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
         )

@@ -298,7 +298,7 @@ fn the_page_shows_what_the_robots_record() {
         ends.store(true, Ordering::Release);
         view.until("the last bulk is there", |_| sending.is_finished());
     });
-    // What is under way arrives, and statuses count it.
+    // Messages in flight arrive, and statuses count them.
     let settled = view.taken + 25;
     view.until("it is quiet", |view| view.taken >= settled);
     recording.finish().unwrap();
@@ -427,10 +427,10 @@ fn nobody_but_a_browser_here_gets_anything() {
     assert!(web
         .ask(&format!("POST / HTTP/1.1\nHost: {at}\n\n"))
         .starts_with("HTTP/1.1 405"));
-    // What is too long, or does not end, gets no answer.
+    // A request that is too long, or does not end, gets no answer.
     assert_eq!(web.ask(&format!("GET /{}", "x".repeat(9_000))), "");
     assert_eq!(web.ask("GET / HTTP/1.1\n"), "");
-    // Who says more than how much it has taken is let go.
+    // A browser that sends anything but acknowledgements is disconnected.
     let mut socket = web.view();
     assert_eq!(json(&mut socket)["kind"], "hello");
     socket.send(Message::text("grant me a permit")).unwrap();

@@ -411,7 +411,7 @@ impl Robot {
 
     /// Returns when to call [`Robot::on_deadline`] next.
     pub fn next_deadline(&self) -> Instant {
-        // Who records or watches has each window; else it is enough that the gate, if it holds bulk, knows until when.
+        // A recording or a watcher needs each window; otherwise the gate only needs to know until when it holds bulk.
         let deadlines = [
             self.local.window_deadline().filter(|_| self.journal.is_on()),
             self.local.gates_deadline(),

@@ -189,7 +189,7 @@ mod tests {
             assert!(matches!(never.join().unwrap(), Some(Err(Error::Closed))));
         });
         assert!(matches!(closing.check(), Err(Error::Closed)));
-        // What is there already is not lost.
+        // Existing data is not lost.
         assert!(matches!(wait(pin!(closing.or_closed(async { 8 })), None), Some(Ok(8))));
         assert!(matches!(
             wait(pin!(closing.or_closed(std::future::pending::<()>())), None),

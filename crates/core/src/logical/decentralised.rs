@@ -156,7 +156,7 @@ pub enum DecentralisedAction<V> {
     Ended,
 }
 
-/// What is known about an input from another federate, over a logical connection.
+/// Knowledge about an input from another federate, over a logical connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Known {
     from: FederateId,

@@ -65,7 +65,7 @@ struct Robot {
     fresh: bool,
 }
 
-/// What is told once, at first.
+/// The first message, sent once.
 #[derive(Serialize)]
 struct Hello<'a> {
     kind: &'static str,
@@ -90,7 +90,7 @@ struct Batch<'a> {
     absent: Vec<(u16, Option<&'a str>)>,
 }
 
-/// What is new of a robot.
+/// News of one robot.
 #[derive(Serialize)]
 struct Update {
     robot: u16,

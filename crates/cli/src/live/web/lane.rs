@@ -31,7 +31,7 @@ pub struct Lane {
     done: Done,
 }
 
-/// What was done since it was last taken.
+/// Activity since it was last taken.
 #[derive(Debug, Default, PartialEq)]
 pub struct Done {
     /// By kind.
@@ -143,7 +143,7 @@ impl Lane {
         permitted.into_iter().chain(window).chain(held).collect()
     }
 
-    /// What was done since the last call.
+    /// Activity since the last call.
     pub fn take(&mut self) -> Done {
         std::mem::take(&mut self.done)
     }

@@ -49,7 +49,7 @@ const HTML: &str = include_str!("../../../assets/live.html");
 const SCRIPT: &str = include_str!("../../../assets/live.js");
 const STYLE: &str = include_str!("../../../assets/live.css");
 
-/// What is served.
+/// The files that the server returns.
 #[derive(Debug)]
 pub struct Site {
     hub: Arc<Hub>,
@@ -107,7 +107,7 @@ pub fn serve(listener: &TcpListener, site: &Arc<Site>) -> ! {
         };
         // Too many: closed without an answer.
         let Some(place) = site.place() else { continue };
-        // Whoever gets no answer asks again, and what ends a connection is of no interest.
+        // A client without an answer retries; the reason why a connection ended does not matter.
         let _ = std::thread::Builder::new()
             .name("coorp-web".to_owned())
             .spawn(move || answer(stream, &place.0));
