@@ -52,7 +52,7 @@ class Button(Reactor):
 
 
 class Brake(Reactor):
-    """Speeds up, and stops in front of what is nearer than `stop_at` metres."""
+    """Speeds up, and stops if something is nearer than `stop_at` metres."""
 
     scan = Input[np.ndarray]()
     stop_now = Input[bool]()

@@ -1,7 +1,7 @@
 """Trains the papers' team while it drives, with the Python API: `python examples/train_navigation.py [--minutes M]`.
 
-The same as `coorp learn examples/navigation.toml`, without checkpoints and report, and easy to change: the environment,
-the network, how updates are combined. Needs: pip install '.[learn]'
+Does the same as `coorp learn examples/navigation.toml`, without checkpoints and report. It is easy to change the
+environment, the network, or how updates are combined. Needs: pip install '.[learn]'
 """
 
 import argparse

@@ -28,7 +28,7 @@ from coorp.reactor import Input, Output, Program, Reactor, Timer, reaction, shut
 
 
 class Camera(Reactor):
-    """The world, and what the robot sees of it."""
+    """The world, and the robot's view of it."""
 
     command = Input[Command]()
     view = Output[View]()

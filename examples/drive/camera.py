@@ -1,4 +1,4 @@
-"""A camera on a robot of `coorp.envs.Navigation`: what it sees ahead, as a frame of 3 MB.
+"""A camera on a robot of `coorp.envs.Navigation`: its view ahead, as a frame of 3 MB.
 
 A pinhole camera with a view of 90 degrees, drawn by casting a ray for each column: walls, obstacles as upright
 cylinders, and the goal as a disc on the floor. The frame is (columns, rows, 3), as a camera mounted on its side reads
@@ -15,15 +15,15 @@ from coorp.envs import Navigation
 COLUMNS, ROWS = 1280, 800
 FRAME_SHAPE = (COLUMNS, ROWS, 3)
 FOCAL = COLUMNS / 2
-"""In pixels: 90 degrees."""
+"""In pixels, for a view of 90 degrees."""
 HEIGHT_M, OBSTACLE_M, WALL_M = 0.25, 0.4, 0.8
-"""The camera's height and those of what it sees."""
+"""Heights of the camera, obstacles and walls."""
 NEAR_M = 0.05
 HORIZON = ROWS // 2
 WALLS = ((196, 196, 190), (168, 172, 176), (182, 176, 168), (150, 150, 156))
 """Colours of the left, right, lower and upper wall."""
 CEILING, FLOOR = ((210, 220, 232), (240, 244, 248)), ((176, 170, 160), (96, 92, 86))
-"""Colours at the horizon's height and far from it, between which both fade."""
+"""Colours near the horizon and far from it; both fade from one to the other."""
 OBSTACLE, GOAL = (200, 50, 45), (60, 90, 210)
 
 Frame = NDArray[np.uint8]
@@ -40,7 +40,7 @@ class Camera:
         self._strips = _strips()
 
     def take(self, frame: Frame) -> None:
-        """Fills a frame with what robot 0 sees now."""
+        """Fills a frame with robot 0's current view."""
         task = self._env.task
         x, y, heading = self._env.poses[0]
         walls, depths = _walls(x, y, heading, self._slopes, task.width_m, task.height_m)
@@ -56,7 +56,7 @@ class Camera:
             self._draw_obstacle(frame, float(ahead[i]), float(left[i]), float(obstacles[i, 4]))
 
     def nearest(self) -> Floats:
-        """By column, the distance of the nearest obstacle in m; infinite where there is none."""
+        """Returns each column's distance to the nearest obstacle in m, or infinity."""
         x, y, heading = self._env.poses[0]
         obstacles = self._env.obstacles
         ahead, left = _seen_from(obstacles[:, :2], x, y, heading)
@@ -85,14 +85,14 @@ class Camera:
 
 
 def _seen_from(points: Floats, x: float, y: float, heading: float) -> tuple[Floats, Floats]:
-    """How far ahead and to the left of the robot points are."""
+    """Returns the distances of points ahead and to the left of the robot."""
     dx, dy = points[:, 0] - x, points[:, 1] - y
     cos, sin = np.cos(heading), np.sin(heading)
     return dx * cos + dy * sin, dy * cos - dx * sin
 
 
 def _hits(slopes: Floats, ahead: float, left: float, radius_m: float) -> tuple[Floats, Floats]:
-    """How far ahead each ray enters and leaves a disc; infinite for rays that miss it or start beyond."""
+    """Returns how far ahead each ray enters and leaves a disc, or infinity if it misses it or starts beyond."""
     squares = 1.0 + slopes * slopes
     along = ahead - slopes * left
     inside = along * along - squares * (ahead * ahead + left * left - radius_m * radius_m)
@@ -105,7 +105,7 @@ def _hits(slopes: Floats, ahead: float, left: float, radius_m: float) -> tuple[F
 def _walls(
     x: float, y: float, heading: float, slopes: Floats, width_m: float, height_m: float
 ) -> tuple[NDArray[np.intp], Floats]:
-    """Which wall each ray meets, and how far ahead."""
+    """Returns the wall that each ray meets, and how far ahead."""
     dx = np.cos(heading) + slopes * np.sin(heading)
     dy = np.sin(heading) - slopes * np.cos(heading)
     with np.errstate(divide="ignore"):
@@ -116,7 +116,7 @@ def _walls(
 
 
 def _row(height_m: float, depth: Floats) -> NDArray[np.intp]:
-    """The row of points at this height and depth."""
+    """Returns the rows of points at this height and depth."""
     rows = np.rint(HORIZON + FOCAL * (HEIGHT_M - height_m) / depth)
     return np.clip(rows, 0, ROWS).astype(np.intp)
 
@@ -133,7 +133,7 @@ def _paint(
 
 
 def _strips() -> Frame:
-    """Columns for each wall and each row at which it can meet the floor, one after another."""
+    """Draws a column for each wall and each row at which it can meet the floor."""
     rows = np.arange(ROWS)
     fade = np.abs(rows - HORIZON)[:, None] / HORIZON
     ceiling, floor = (np.array(near) + fade * (np.array(far) - np.array(near)) for near, far in (CEILING, FLOOR))

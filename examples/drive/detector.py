@@ -13,7 +13,7 @@ SECTORS = 10
 RANGE_M = 4.0
 """Obstacles farther away are not reported."""
 STRIDE = 4
-"""It reads every fourth pixel of every fourth column."""
+"""The network reads every fourth pixel of every fourth column."""
 SMALL = (COLUMNS // STRIDE, ROWS // STRIDE, 3)
 PATCH = 8
 WIDTHS = (16, 32, 48)
@@ -38,7 +38,7 @@ class DetectorNetwork(nn.Module):
         self.answer = nn.Linear(HIDDEN, 2)
 
     def forward(self, small: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of presence, and distances as shares of the range, (n, SECTORS) each, of (n, *SMALL) uint8."""
+        """Returns logits of presence and distances as shares of the range, each (n, SECTORS), of (n, *SMALL) uint8."""
         count, (columns, rows, _) = len(small), SMALL
         x = small.reshape(count, columns // PATCH, PATCH, rows // PATCH, PATCH * 3).transpose(2, 3)
         x = x.reshape(count, columns // PATCH, rows // PATCH, -1).to(torch.float32) / 255 - 0.5
@@ -50,18 +50,18 @@ class DetectorNetwork(nn.Module):
 
     @torch.inference_mode()
     def find(self, frame: Frame) -> Obstacles:
-        """The obstacles in one frame."""
+        """Returns the obstacles in one frame."""
         present, shares = self(torch.from_numpy(reduced(frame))[None])
         return torch.stack((torch.sigmoid(present[0]), shares[0] * RANGE_M), dim=-1).numpy()
 
 
 def reduced(frame: Frame) -> Frame:
-    """What the network reads of a frame, in memory of its own."""
+    """Copies the pixels of a frame that the network reads."""
     return np.ascontiguousarray(frame[::STRIDE, ::STRIDE])
 
 
 def truth(nearest: Floats) -> Obstacles:
-    """What a perfect detector would find, from the distances by column of `Camera.nearest`."""
+    """Returns a perfect detector's result, from the distances by column of `Camera.nearest`."""
     sectors = nearest[:: STRIDE * 2].reshape(SECTORS, -1).min(axis=1)
     present = sectors < RANGE_M
     return np.stack((present, np.where(present, sectors, RANGE_M)), axis=-1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the nodes of the drive do. They know nothing of how messages travel, so `app.py` and studies share them."""
+"""The work of the drive's nodes, independent of how messages travel, so `app.py` and studies share it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PERIOD_NS = 33_000_000
 """A command takes effect one period after the frame that it answers."""
 LEVEL = "unknown"
 WEIGHTS = Path(__file__).with_name("weights.npz")
-"""What `train.py` has learnt."""
+"""The weights that `train.py` writes."""
 STOP_M = 0.35
-"""Nearer than this to an obstacle in its way, the robot stands."""
+"""The robot stops if an obstacle in its lane is nearer than this."""
 TIME_GAP_S = 0.3
-"""It drives no faster than would bring it there in this time."""
+"""The robot drives slowly enough to need this time to reach that distance."""
 LANE_M = 0.3
-"""Half the width of its way."""
+"""Half the width of its lane."""
 SURE = 0.5
 """Less probable obstacles are ignored."""
 
@@ -37,7 +37,7 @@ BRAKE: Command = (0.0, 0.0)
 
 
 class View(TypedDict):
-    """What the agent sees."""
+    """The agent's observation."""
 
     image: NDArray[np.uint8]
     """(64, 64, 3): the surroundings from above."""
@@ -46,7 +46,7 @@ class View(TypedDict):
 
 
 class World:
-    """One robot among moving obstacles; it starts again wherever a drive ends."""
+    """One robot among moving obstacles. It starts again wherever a drive ends."""
 
     def __init__(self, seed: int = 1, level: str = LEVEL) -> None:
         self.env = Navigation(level, robots=1, endless=True)
@@ -55,14 +55,14 @@ class World:
         self._now_ns = 0
 
     def step(self, command: Command | None) -> None:
-        """Drives for a period as it was told before, and obeys `command` from then on."""
+        """Drives for a period by the previous command, then takes `command`."""
         self._now_ns += PERIOD_NS
         self.env.advance_to_ns(self._now_ns)
         if command is not None:
             self.env.set_velocity(0, command)
 
     def look(self, frame: Frame) -> View:
-        """What the agent sees now; what the detector sees is put into `frame`."""
+        """Returns the agent's current view, and fills `frame` with the detector's."""
         images, vectors = self.env.observe(0)
         self._camera.take(frame)
         return {"image": images[0], "vector": vectors[0]}
@@ -83,12 +83,12 @@ class Agent:
         one_thread()
         self._network = fresh()
         load_weights(self._network, "agent")
-        # Torch takes long for the first time.
+        # Torch is slow the first time.
         self.act({"image": np.zeros((SIDE, SIDE, 3), np.uint8), "vector": np.zeros(len(VECTOR_FIELDS), np.float32)})
 
     def act(self, view: View) -> Command:
-        """The velocity that the policy wants."""
-        # Copied, because torch warns of arrays that are read-only.
+        """Returns the policy's velocity."""
+        # Copied, because torch warns of read-only arrays.
         action = self._network.act(view["image"][None].copy(), view["vector"][None].copy())
         speed, turn = velocities(action)[0].tolist()
         return speed, turn
@@ -104,12 +104,12 @@ class Detector:
         self.find(np.zeros((COLUMNS, ROWS, 3), np.uint8))
 
     def find(self, frame: Frame) -> Obstacles:
-        """The obstacles in a frame, by sector."""
+        """Returns the obstacles in a frame, by sector."""
         return self._network.find(frame)
 
 
 def fuse(plan: Command, obstacles: Obstacles) -> Command:
-    """The plan, slowed down for obstacles in the way."""
+    """Slows the plan down for obstacles in the lane."""
     ahead, aside = obstacles[:, 1] * _COS, np.abs(obstacles[:, 1] * _SIN)
     in_way = (obstacles[:, 0] >= SURE) & (aside <= LANE_M)
     free_m = float(ahead[in_way].min(initial=np.inf))
@@ -122,14 +122,14 @@ _SIN = (_SLOPES / np.hypot(1.0, _SLOPES)).astype(np.float32)
 
 
 class Digest:
-    """A number that two runs share only if they gave the same commands at the same times."""
+    """A hash that two runs share only if they gave the same commands at the same times."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self.count = 0
 
     def add(self, time_ns: int, command: Command) -> None:
-        """Adds a command, which answers the frame of this time."""
+        """Adds a command that answers the frame of this time."""
         self._hash.update(struct.pack("<qdd", time_ns, *command))
         self.count += 1
 
@@ -143,7 +143,7 @@ def one_thread() -> None:
 
 
 def load_weights(network: torch.nn.Module, name: str) -> None:
-    """Loads a network's part of the weights."""
+    """Loads a network's share of the weights."""
     with np.load(WEIGHTS, allow_pickle=False) as file:
         state = {
             key.removeprefix(f"{name}."): torch.from_numpy(file[key]) for key in file if key.startswith(f"{name}.")

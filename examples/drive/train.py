@@ -3,7 +3,7 @@
 The agent is the policy of `coorp learn`, trained by PPO without obstacles, and trained on here for one robot among
 obstacles. The detector learns from frames of robots that drive at random. Both are then compared with simpler ways, on
 seeds that training never saw. The same torch on the same kind of processor gives the same weights, byte for byte. On
-another one, its convolutions may round differently: then the detector's weights differ, and the agent's do not.
+another one, its convolutions may round differently. Then the detector's weights differ, and the agent's do not.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from coorp.learn.ppo import Hyper, Optimiser, Transitions
 SEED = 1
 TURN = TASK.max_turn_radps
 ROBOTS = 32
-"""Each alone in its world."""
+"""Each robot is alone in its world."""
 STEPS = 128
-"""Of each robot in a batch."""
+"""Steps of each robot in a batch."""
 BATCHES = 300
 PASSES = 3
 HYPER = Hyper(minibatch_loops=512)
 FRAMES, HELD_OUT = 4_000, 1_000
 """For training and for validation."""
 BETWEEN_FRAMES = 7
-"""Periods, so that frames differ."""
+"""Periods between two frames, so that they differ."""
 EPOCHS, BATCH, RATE = 6, 64, 2e-3
 TEST_SEEDS = range(9_001, 9_005)
 TEST_STEPS = 1_800
-"""One minute of each."""
+"""One minute of each seed."""
 
 
 class Robots:
@@ -56,12 +56,12 @@ class Robots:
         self._now_ns = 0
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
-        """What all see."""
+        """Returns the views of all robots."""
         seen = [env.observe() for env in self.envs]
         return np.stack([images for images, _ in seen]), np.stack([vectors for _, vectors in seen])
 
     def drive(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Drives for a period; the actions take effect at its end. Returns rewards, and whose drive ended."""
+        """Drives for a period; the actions take effect at its end. Returns rewards, and which drives ended."""
         self._now_ns += PERIOD_NS
         rewards = np.zeros((ROBOTS, 1), np.float32)
         ended = np.zeros((ROBOTS, 1), np.bool_)
@@ -74,7 +74,7 @@ class Robots:
 
 
 def gather(network: Network, robots: Robots, rng: np.random.Generator) -> list[Transitions]:
-    """A batch from each robot."""
+    """Returns a batch from each robot."""
     deviation = network.deviation().detach().numpy()
     columns: list[list[np.ndarray]] = [[], [], [], [], []]
     images, vectors = robots.observe()
@@ -108,8 +108,7 @@ def train_agent(network: Network, batches: int) -> None:
 
 
 def frames(seed: int, count: int) -> Iterator[tuple[Frame, Floats]]:
-    """Frames of a robot that drives at random, each in the same memory, and the distances of the nearest obstacles by
-    column."""
+    """Yields frames of a randomly driving robot, in the same memory, and each column's distance to an obstacle."""
     env = Navigation(LEVEL, robots=1, endless=True)
     env.reset(seed=seed)
     camera, frame, rng = Camera(env), np.empty(FRAME_SHAPE, np.uint8), np.random.default_rng([seed, 0x66])
@@ -121,7 +120,7 @@ def frames(seed: int, count: int) -> Iterator[tuple[Frame, Floats]]:
 
 
 def examples(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the detector reads of frames, and what it should find."""
+    """Returns the detector's inputs for some frames, and the right results."""
     images, answers = np.empty((count, *SMALL), np.uint8), []
     for number, (frame, nearest) in enumerate(frames(seed, count)):
         images[number] = reduced(frame)
@@ -130,7 +129,7 @@ def examples(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train_detector(network: DetectorNetwork, count: int, epochs: int) -> None:
-    """Trains on presence, and on distance where there is an obstacle."""
+    """Trains on presence, and on the distance if there is an obstacle."""
     images, answers = examples(SEED, count)
     optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
     rng = np.random.default_rng([SEED, 0x73])
@@ -156,7 +155,7 @@ def train_detector(network: DetectorNetwork, count: int, epochs: int) -> None:
 
 @torch.inference_mode()
 def check_detector(network: DetectorNetwork, count: int) -> None:
-    """Prints how good it is on frames of another seed."""
+    """Prints the detector's accuracy on frames of another seed."""
     images, answers = examples(SEED + 1, count)
     found = [network(part) for part in images.split(BATCH)]
     present = torch.cat([logits for logits, _ in found]) > 0
@@ -176,13 +175,13 @@ Decide = Callable[[View, Frame], Command]
 
 
 def straight(view: View) -> Command:
-    """Full speed towards the goal, whatever is in the way."""
+    """Drives at full speed towards the goal, ignoring obstacles."""
     bearing = float(np.arctan2(view["vector"][-1], view["vector"][-2]))
     return (TASK.max_speed_mps * max(0.0, float(np.cos(bearing))), float(np.clip(6.0 * bearing, -TURN, TURN)))
 
 
 def check_drives() -> None:
-    """Prints how well the robot drives in each way, every command a period late as in `app.py`."""
+    """Compares ways to drive, with every command a period late as in `app.py`."""
     agent, detector = Agent(), Detector()
     rng = np.random.default_rng(SEED)
     ways: dict[str, Decide] = {
