@@ -1,6 +1,6 @@
-"""Measures the age of gathered robot states: tables II to V of Dust, compared with plain CycloneDDS and Zenoh.
+"""Measures the age of gathered robot states: tables II to V of Dust, beside plain CycloneDDS, Fast DDS and Zenoh.
 
-    pip install . cyclonedds==11.0.1 eclipse-zenoh==1.10.2
+    pip install . cyclonedds==11.0.1 eclipse-zenoh==1.10.2; sudo apt install g++ libfastrtps-dev
     python studies/fleet.py [--quick] [--markdown] [--robots 10,30,50] [--resume]
 
 Robots publish a state of 128 bytes every 1 or 2 ms; one process gathers them into a list with the same period. As in
@@ -16,10 +16,11 @@ Dust, but over 1000 lists instead of 500. Many-to-one: all publish on one topic.
 
 All are used from Python, over this machine's loopback; robots are separate participants, in two processes. The peers
 and `coorp` run without encryption; `coorp-keys` is the default: keys, and everything encrypted. coorp makes the list
-itself; for the others the program does, with a dictionary and a timer.
+itself; for the others the program does, with a dictionary and a timer. Fast DDS moves data between processes of one
+machine through shared memory, as it does under ROS 2.
 
 Differences from Dust: ROS 2 is left out (its middleware is used directly), the list is used where it is made, and
-Dust's computers had 6 to 12 cores. If a package is missing, the study says so and continues with the others. Each row
+Dust's computers had 6 to 12 cores. If something is missing, the study says so and continues with the others. Each row
 is saved when it is complete (target/studies/fleet/rows.jsonl); `--resume` continues an earlier run.
 """
 
@@ -30,6 +31,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,7 +45,10 @@ from lib.table import number, percent, show
 
 ROBOTS = REPOSITORY / "studies" / "lib" / "robots.py"
 ROWS = MADE / "fleet" / "rows.jsonl"
-PACKAGES = {"coorp": "coorp", "coorp-keys": "coorp", "CycloneDDS": "cyclonedds", "Zenoh": "zenoh"}
+FAST = REPOSITORY / "studies" / "fastdds" / "fastdds.cpp"
+FAST_LIBRARY = MADE / "fleet" / "libfastdds.so"
+SYSTEMS = {"coorp": "coorp", "coorp-keys": "coorp", "CycloneDDS": "cyclonedds", "Fast DDS": None, "Zenoh": "zenoh"}
+"""Each one's Python package; Fast DDS has none."""
 PROCESSES = 2
 """Number of processes that the robots share."""
 PORT = 10_000
@@ -61,6 +66,18 @@ FIGURES = ("found", "age_ms", "p50_ms", "p99_ms", "missed", "cores", "robots_cor
 
 Found = dict[str, float]
 NOTHING: Found = dict.fromkeys(FIGURES, math.nan)
+
+
+def missing(system: str) -> str | None:
+    """Returns what a system needs that is not installed. Compiles the library for Fast DDS."""
+    if (package := SYSTEMS[system]) is not None:
+        return None if importlib.util.find_spec(package) else f"the Python package {package} is not installed"
+    if shutil.which("g++") is None or not Path("/usr/include/fastdds").is_dir():
+        return "g++ or the Debian package libfastrtps-dev is not installed"
+    FAST_LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", str(FAST), "-lfastrtps", "-lfastcdr"]
+    subprocess.run([*command, "-o", str(FAST_LIBRARY)], check=True)
+    return None
 
 
 def team(robots: int) -> str:
@@ -91,7 +108,7 @@ class Fleet:
                     stderr=errors,
                     text=True,
                     bufsize=1,
-                    env=os.environ | {"CYCLONEDDS_URI": CYCLONE},
+                    env=os.environ | {"CYCLONEDDS_URI": CYCLONE, "FASTDDS_LIBRARY": str(FAST_LIBRARY)},
                 )
             )
         return self.processes[-1]
@@ -226,13 +243,13 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the measurements of an earlier run")
     parser.add_argument("--robots", default="10,30,50,70,90,110,130,150", help="numbers of robots, such as 10,30,50")
     parser.add_argument("--periods", default="1,2", help="in ms")
-    parser.add_argument("--systems", default=",".join(PACKAGES), help="which of them")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which of them")
     asked = parser.parse_args()
-    wanted = [system for system in PACKAGES if system in asked.systems.split(",")]
-    systems = [system for system in wanted if importlib.util.find_spec(PACKAGES[system])]
-    for system in wanted:
-        if system not in systems:
-            print(f"{system} is skipped: the Python package {PACKAGES[system]} is not installed\n")
+    lacks = {system: missing(system) for system in SYSTEMS if system in asked.systems.split(",")}
+    systems = [system for system, what in lacks.items() if what is None]
+    for system, what in lacks.items():
+        if what is not None:
+            print(f"{system} is skipped: {what}\n")
     counts = [10] if asked.quick else [int(count) for count in asked.robots.split(",")]
     periods_ms = [2] if asked.quick else [int(period) for period in asked.periods.split(",")]
     rows, lists = Rows(resume=asked.resume), 100 if asked.quick else 1000

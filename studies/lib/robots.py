@@ -12,6 +12,7 @@ Commands arrive as lines on stdin, `go` and `count`, then any other; the finding
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -203,11 +204,51 @@ class CycloneInTurn(Cyclone):
         return following
 
 
+class FastDds:
+    """Fast DDS over studies/fastdds/fastdds.cpp, whose library the environment names, as it has no binding that pip
+    installs."""
+
+    CAME = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint32)
+
+    def __init__(self, folder: Path, many_to_one: bool) -> None:
+        self.dds, self.many_to_one = ctypes.CDLL(os.environ["FASTDDS_LIBRARY"]), many_to_one
+        for create in (self.dds.fastdds_participant, self.dds.fastdds_writer, self.dds.fastdds_reader):
+            create.restype = ctypes.c_void_p
+        self.dds.fastdds_writer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self.dds.fastdds_reader.argtypes = [ctypes.c_void_p, ctypes.c_char_p, self.CAME]
+        self.dds.fastdds_write.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32]
+        self.dds.fastdds_write.restype = ctypes.c_bool
+        self.kept: list[Any] = []
+
+    def made(self, handle: int | None) -> int:
+        if handle is None:
+            sys.exit("Fast DDS does not create a participant, a writer or a reader")
+        return handle
+
+    def named(self, robot: int) -> bytes:
+        return b"state" if self.many_to_one else b"state_%d" % robot
+
+    def publish(self, robot: int) -> Callable[[bytes], Any]:
+        participant = self.made(self.dds.fastdds_participant())
+        writer = self.made(self.dds.fastdds_writer(participant, self.named(robot)))
+        return lambda state: self.dds.fastdds_write(writer, state, len(state))
+
+    def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
+        table, participant = Table(period_s), self.made(self.dds.fastdds_participant())
+        self.waits_ns = table.waits_ns
+        came = self.CAME(lambda data, length: table.came(ctypes.string_at(data, length)))
+        self.kept.append(came)
+        for robot in range(1 if self.many_to_one else robots):
+            self.made(self.dds.fastdds_reader(participant, self.named(robot), came))
+        return table.next
+
+
 SYSTEMS: dict[str, Callable[[Path, bool], System]] = {
     "coorp": Coorp,
     "coorp-keys": CoorpKeys,
     "CycloneDDS": Cyclone,
     "CycloneDDS-in-turn": CycloneInTurn,
+    "Fast DDS": FastDds,
     "Zenoh": Zenoh,
 }
 

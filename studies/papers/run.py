@@ -116,7 +116,7 @@ class Measures:
             self.all.append((("deng.figure_9",), self._learning))
         if e.fleet is not None:
             robots, lists = e.fleet
-            self.all.append((("dust.figure_4",), lambda: dust.parts(robots[:3], lists)))
+            self.all.append((("dust.figure_4", "dust.figure_5"), lambda: dust.parts(robots[:3], lists)))
             self.all.append((("dust.table_v", "dust.figure_8"), lambda: dust.in_turn(robots, lists)))
         if e.lee:
             self.all.append((("lee.table_i", "lee.figure_6", "lee.figure_7", "lee.figure_8"), self._emulated))
