@@ -1,5 +1,6 @@
 """Environments for robots that learn while they drive; needs the extra `learn`."""
 
+from coorp.envs.channel import OverChannel
 from coorp.envs.navigation import EVENT_DTYPE, VECTOR_FIELDS, Navigation, Tally
 from coorp.envs.task import DRIVING, LEVELS, Ending, Level, Task
 
@@ -11,6 +12,7 @@ __all__ = [
     "Ending",
     "Level",
     "Navigation",
+    "OverChannel",
     "Tally",
     "Task",
 ]
