@@ -220,7 +220,7 @@
     for (const key of robot.history.keys()) if (!known.has(key)) robot.history.delete(key);
   };
 
-  // ---- The second that runs ----
+  // ---- The current second ----
 
   let lanes = null;
   let span = 1000;
