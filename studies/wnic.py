@@ -4,7 +4,7 @@
     python studies/wnic.py [--quick] [--markdown]
 
 The WNIC's queue, its commit stage and its driver's definition of completion determine much of the published result, and
-no source gives them all (profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So
+no source gives them all (crates/team/profiles/mt7612u.toml has the evidence, docs/calibration.md the choice). So
 examples/navigation.toml runs over the whole plausible range: frames in the commit stage, completion on transfer or on
 the air, frames in the queue, AC_VO with and without aggregation, narrow and wide spread of the inference, and a WNIC
 without a commit stage. The inference's median is fitted for each setting, so that `mpc-only` stays at its published 3.0

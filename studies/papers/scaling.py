@@ -34,7 +34,7 @@ AMPDU_KIB = 64 * 1540 / 1024
 INFERENCE_MS = 5.0
 """A team file's default; the calibrated 26.9 ms stand for all between the last perception and the first command."""
 STUBBORN, RETRIES = "ideal-stubborn.toml", 31
-"""The ideal card with the retries of the testbed's (profiles/mt7612u.toml)."""
+"""The ideal card with the retries of the testbed's (crates/team/profiles/mt7612u.toml)."""
 SIZES = (5, 10, 20, 30, 35, 40, 45, 50)
 
 

@@ -241,7 +241,7 @@ fn one_name_for_two_files_is_refused() {
 fn inputs_are_never_written_over() {
     let folder = Folder::new("inputs");
     let (team, card, link) = (folder.path("team.toml"), folder.path("card.toml"), folder.path("link"));
-    let ideal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/ideal.toml");
+    let ideal = concat!(env!("CARGO_MANIFEST_DIR"), "/../team/profiles/ideal.toml");
     fs::copy(ideal, &card).unwrap();
     let text_of_team = fs::read_to_string(example("navigation"))
         .unwrap()

@@ -14,6 +14,28 @@
 //! - An answer that permits something (`may_pass`, `may_send`) holds only for the instant of the call. Ask again before
 //!   each packet, because a process that was stopped has missed the end of its permission.
 //!
+//! For example, the gate of a card, which holds bulk that would still be there when control is due:
+//!
+//! ```
+//! use coorp_core::gate::{CompletionTable, Gate, GateAction, Verdict};
+//! use coorp_core::windows::Window;
+//! use coorp_core::{Duration, Instant};
+//!
+//! let at = |ms: u64| Instant::ZERO + Duration::from_millis(ms);
+//! let mut gate = Gate::new(CompletionTable::new(64, 32, 0.9), None);
+//! // A packet that found the card empty at 0 ms had left at 2 ms.
+//! gate.on_complete(0, at(0), at(2));
+//! // Control is due at 10 ms, and has arrived by 12 ms.
+//! gate.on_window(Window { start: at(10), end: at(12) });
+//! while gate.poll().is_some() {}
+//!
+//! assert_eq!(gate.on_dequeue(0, at(5)), Verdict::Pass);
+//! assert_eq!(gate.on_dequeue(0, at(9)), Verdict::Hold { until: Some(at(12)) });
+//! assert_eq!(gate.next_deadline(), Some(at(12)));
+//! gate.on_deadline(at(12));
+//! assert_eq!(gate.poll(), Some(GateAction::Resume));
+//! ```
+//!
 //! # Sources
 //!
 //! Comments name these sources as docs/sources.md does:

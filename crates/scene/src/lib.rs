@@ -3,6 +3,34 @@
 //! Both the simulator and the emulator build their air here, so a file means the same in both. A link combines the team
 //! file's settings, the distance while robots move, and scripted events. Left out: seeded faults, which belong to the
 //! simulator, and the policy's effect on a channel, apart from its RTS threshold.
+//!
+//! ```
+//! use coorp_core::{Duration, Instant, RobotId};
+//! use coorp_scene::Scene;
+//!
+//! let file = r#"
+//!     [[robot]]
+//!     name = "base"
+//!     leader = true
+//!
+//!     [[robot]]
+//!     name = "scout"
+//!
+//!     [[event]]
+//!     at = "10s"
+//!     from = "scout"
+//!     to = "base"
+//!     loss = 0.4
+//! "#;
+//! let team = coorp_team::parse(file, "team.toml", ".".as_ref())?;
+//! let loss_after = |seconds| {
+//!     let now = Instant::ZERO + Duration::from_secs(seconds);
+//!     Scene::new(&team, 0).link(&team, RobotId(1), RobotId(0), now).loss
+//! };
+//! assert!(loss_after(9) < 0.4);
+//! assert_eq!(loss_after(11), 0.4);
+//! # Ok::<(), coorp_team::LoadError>(())
+//! ```
 
 use coorp_air::link::{self, Link, PathLoss, Track};
 use coorp_air::phy::{Phy, Rate, Standard};

@@ -2,6 +2,33 @@
 //!
 //! One [`run`] is one team under one policy from one seed. It is deterministic and single-threaded: the same input
 //! gives the same output, bit for bit, regardless of the machine's load.
+//!
+//! ```
+//! use coorp_core::policy::Policy;
+//! use coorp_core::Duration;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = r#"
+//!     [[robot]]
+//!     name = "base"
+//!     leader = true
+//!
+//!     [[robot]]
+//!     name = "scout"
+//!
+//!     [control]
+//!     rate_hz = 30
+//!     perception = "8KiB"
+//!     inference = "10ms"
+//! "#;
+//! let team = coorp_team::parse(file, "team.toml", ".".as_ref())?;
+//! let policy = Policy::named("coorp").ok_or("no such policy")?;
+//! let options = coorp_sim::Options { duration: Duration::from_secs(1), seed: 1, ..Default::default() };
+//! let run = coorp_sim::run(&team, &policy, &options, &|_now| ())?;
+//! assert_eq!(run.result.violation_rate, Some(0.0));
+//! # Ok(())
+//! # }
+//! ```
 
 mod agent;
 mod delay;

@@ -3,6 +3,23 @@
 //! `load` reads a file, `parse` a text. Both return a validated [`Team`], or a [`LoadError`] that lists every problem
 //! with its line and a fix. The format is described in `docs/team-file.md`. Nothing here simulates or decides.
 //!
+//! ```
+//! let file = r#"
+//!     [[robot]]
+//!     name = "base"
+//!     leader = true
+//!
+//!     [[robot]]
+//!     name = "scout"
+//! "#;
+//! let team = coorp_team::parse(file, "team.toml", ".".as_ref())?;
+//! assert_eq!(team.robots[1].name, "scout");
+//!
+//! let error = coorp_team::parse(&file.replace("leader", "leeder"), "team.toml", ".".as_ref()).unwrap_err();
+//! assert!(error.to_string().contains("team.toml:4"));
+//! # Ok::<(), coorp_team::LoadError>(())
+//! ```
+//!
 //! Left out: includes, variables, and anything that belongs to a run (policy, duration, seed).
 
 mod apply;

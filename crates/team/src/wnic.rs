@@ -15,8 +15,8 @@ use toml::de::DeTable;
 
 /// The built-in profiles.
 const BUILT_IN: [(&str, &str); 2] = [
-    ("ideal", include_str!("../../../profiles/ideal.toml")),
-    ("mt7612u", include_str!("../../../profiles/mt7612u.toml")),
+    ("ideal", include_str!("../profiles/ideal.toml")),
+    ("mt7612u", include_str!("../profiles/mt7612u.toml")),
 ];
 
 /// Maximum size of a profile file, in bytes.
