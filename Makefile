@@ -35,7 +35,7 @@ help:
 	@echo "make package   install the Python package and what it needs into $(VENV)"
 	@echo "make lab       the tests on a real WiFi stack, in a virtual machine; part of make test-all"
 	@echo "make studies   the studies in full (long)"
-	@echo "make lint      rustfmt, clippy, rustdoc, the C header, ruff, pyright, node's syntax check, prose and links"
+	@echo "make lint      rustfmt, clippy, rustdoc, the C header, licences, ruff, pyright, node's syntax check, prose and links"
 	@echo "make docs      the site of docs/, below $(TARGET)/docs; needs mdbook"
 	@echo "make deb       the Debian package; needs cargo-deb"
 	@echo "make machines  install that on three machines in containers, and start their units; needs root, systemd-nspawn, mmdebstrap"
@@ -101,6 +101,7 @@ studies: package build
 lint: package
 	.ci/prose
 	.ci/links
+	.ci/deny
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
