@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
 
     EVENT_DTYPE: np.dtype[np.void]
+    """The dtype of the arrays from `Session.advance`."""
 
 __all__ = [
     "EVENT_DTYPE",
@@ -127,8 +128,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in __all__:
         from coorp import _native
 
-        # All remaining names belong to the live system, which a build may omit.
+        # All remaining names belong to the live half. An ImportError, so that `from coorp import Node` keeps the text.
         if not hasattr(_native, name):
-            raise AttributeError(f"this build of coorp has no live system, and therefore no coorp.{name}")
+            raise ImportError(
+                f"coorp.{name} belongs to the live half, which this coorp was built without; "
+                "'pip install .' in Coorp's source builds it with everything"
+            )
         return getattr(_native, name)
     raise AttributeError(f"module 'coorp' has no attribute '{name}'")

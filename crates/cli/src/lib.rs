@@ -43,6 +43,18 @@ const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' needs the Python package,
 const RUN_IS_ELSEWHERE: &str = "error: 'coorp run' needs the Python package, which this program is not part of; \
                                 in Coorp's source: pip install .";
 
+/// Commands of the live half, whose names a program without it knows only for its message.
+const LIVE: [&str; 5] = ["doctor", "keys", "replay", "up", "watch"];
+
+/// Returns what to say if the arguments are for a command that this program was built without.
+fn built_without(arguments: &[OsString]) -> Option<String> {
+    let name = arguments.first()?.to_str().filter(|name| LIVE.contains(name))?;
+    Some(format!(
+        "error: 'coorp {name}' belongs to the live half, which this coorp was built without; in Coorp's source: cargo \
+         install --path crates/cli, or pip install ."
+    ))
+}
+
 /// Control on time and bulk at full speed for robot teams on one WiFi channel.
 #[derive(Debug, Parser)]
 #[command(name = "coorp", version, about, arg_required_else_help = true)]
@@ -110,6 +122,10 @@ pub fn run(arguments: &[OsString]) -> u8 {
     let cli = match Cli::try_parse_from(named) {
         Ok(cli) => cli,
         Err(usage) => {
+            if let Some(text) = built_without(arguments).filter(|_| cfg!(not(feature = "live"))) {
+                output::note(&text);
+                return 2;
+            }
             // Help and version also end up here. A closed stdout is not a failure.
             let _ = usage.print();
             return usage.exit_code() as u8;
@@ -145,5 +161,30 @@ pub fn run(arguments: &[OsString]) -> u8 {
             output::note(&failure.to_string());
             failure.exit_code()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_the_live_half_says_so_of_its_commands_only() {
+        let said = |line: &str| built_without(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        let of_up = said("up team.toml --robot r1").unwrap();
+        assert!(
+            of_up.contains("'coorp up'") && of_up.contains("cargo install"),
+            "{of_up}"
+        );
+        assert_eq!((said("sim team.toml"), said("upp")), (None, None));
+    }
+
+    #[cfg(all(feature = "live", target_os = "linux"))]
+    #[test]
+    fn the_commands_of_the_live_half_are_those() {
+        use clap::CommandFactory;
+        let all = Cli::command();
+        let missing: Vec<_> = LIVE.iter().filter(|name| all.find_subcommand(name).is_none()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }
