@@ -36,7 +36,7 @@ help:
 	@echo "make lab       the tests on a real WiFi stack, in a virtual machine; part of make test-all"
 	@echo "make studies   the studies in full (long)"
 	@echo "make lint      rustfmt, clippy, rustdoc, the C header, licences, ruff, pyright, node's syntax check, prose and links"
-	@echo "make docs      the site of docs/, below $(TARGET)/docs; needs mdbook"
+	@echo "make docs      the site of docs/ with the Python and Rust APIs, below $(TARGET)/docs; needs mdbook"
 	@echo "make deb       the Debian package; needs cargo-deb"
 	@echo "make machines  install that on three machines in containers, and start their units; needs root, systemd-nspawn, mmdebstrap"
 	@echo "make bench     measure the hot paths"
@@ -121,6 +121,8 @@ machines: deb
 docs:
 	@command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install mdbook --locked --version '^0.5'" >&2; exit 2; }
 	mdbook build --dest-dir "$(abspath $(TARGET))/docs"
+	cargo doc --workspace --no-deps --locked --exclude coorp-py --exclude coorp-cli
+	cp -r $(TARGET)/doc $(TARGET)/docs/rust
 
 bench:
 	cargo bench --workspace --locked

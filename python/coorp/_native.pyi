@@ -281,7 +281,7 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Returns the robot's status as in `coorp watch`; robots are identified by their index in the team file."""
     def serve_metrics(self, port: int = 0) -> int:
-        """Serves Prometheus metrics at http://127.0.0.1:<port>/metrics and returns the port; 0 selects a free one.
+        """Serves Prometheus metrics at http://127.0.0.1:PORT/metrics and returns the port; 0 selects a free one.
         Raises InputError if this program is a guest, as does `record`: the agent's options do the same."""
     def record(self, path: str | os.PathLike[str]) -> None:
         """Records all of this robot's decisions into a new MCAP file until `stop_recording` or `close`. A full disk

@@ -66,13 +66,13 @@ class Program:
     One thing does: when `stop` ends a program of several processes, its last tag is the latest that any process has
     reached.
 
-    app = Program()
-    camera = app.add(Camera())
-    viewer = app.add(Viewer())
-    app.connect(camera.frame, viewer.image, after="5ms")
+        app = Program()
+        camera = app.add(Camera())
+        viewer = app.add(Viewer())
+        app.connect(camera.frame, viewer.image, after="5ms")
 
-    if __name__ == "__main__":
-        app.run()
+        if __name__ == "__main__":
+            app.run()
     """
 
     def __init__(self) -> None:
