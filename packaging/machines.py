@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -104,9 +105,9 @@ class Machine:
         self.log = media.parent / f"{robot}.log"
         # Without systemd as PID 1 on the host, nothing else gives each container a group of its own.
         groups = [group for group in map(Path, ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")) if group.exists()]
-        self.groups = [group / f"{network}" for group in groups or [Path("/sys/fs/cgroup")]]
-        place = "for group; do mkdir -p $group; echo $$ > $group/cgroup.procs; done"
-        keep = ["--keep-unit"]
+        self.groups = [group / network for group in groups or [Path("/sys/fs/cgroup")]]
+        place, keep = f"for group in {shlex.join(map(str, self.groups))}", ["--keep-unit"]
+        place += "; do mkdir $group; echo $$ > $group/cgroup.procs; done"
         if Path("/run/systemd/system").exists():
             place, keep = ":", []
         command = [
@@ -116,7 +117,7 @@ class Machine:
         ]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                ["sh", "-c", f'{place}; exec "$0" {" ".join(command[1:])}', command[0], *map(str, self.groups)],
+                ["sh", "-c", f'{place}; exec "$@"', "sh", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
