@@ -129,8 +129,12 @@ class Machine:
         """Returns the id of the container's systemd, or None before it runs."""
         if self.process.poll() is not None:
             fail(f"{self.robot} does not boot: {self.log.read_text()[-2000:]}")
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return children[0] if children else None
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            # The first process of its own namespace, and not a helper of the host's that prepares it.
+            with contextlib.suppress(FileNotFoundError):
+                if re.search(r"^NSpid:\t\d+.*\t1$", Path(f"/proc/{child}/status").read_text(), re.M):
+                    return child
+        return None
 
     def inside(self, script: str) -> str:
         """Runs a script in the container and returns what it printed."""
