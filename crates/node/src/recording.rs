@@ -125,9 +125,10 @@ fn plain(error: &McapError) -> String {
     }
 }
 
-/// The channels, in this order.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
+/// The channels, in this order. `coorp watch --foxglove` has the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Kind {
     Permits,
     Leader,
     Window,
@@ -137,27 +138,30 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = {
+    /// All of them.
+    pub const ALL: [Kind; 6] = {
         use Kind::*;
         [Permits, Leader, Window, Gate, Paths, Status]
     };
 
-    fn topic(self) -> String {
+    /// Returns the channel's topic, which is also its schema's name.
+    pub fn topic(self) -> String {
         format!("/coorp/{self:?}").to_lowercase()
     }
 
-    /// Returns the schema of its messages.
-    fn schema(self) -> Value {
+    /// Returns the JSON schema of its messages. Each property has one type, because Foxglove reads no others.
+    pub fn schema(self) -> Value {
         let (text, number, truth) = (
             json!({"type": "string"}),
             json!({"type": "number"}),
             json!({"type": "boolean"}),
         );
+        let one_of = |texts: &[&str]| json!({"type": "string", "enum": texts});
         let (about, properties) = match self {
             Kind::Permits => (
                 "Messages about permits that this robot sends or receives, and when it may send bulk",
                 json!({
-                    "event": {"enum": ["request", "grant", "renew", "release", "refuse", "permitted", "not-permitted"]},
+                    "event": one_of(&["request", "grant", "renew", "release", "refuse", "permitted", "not-permitted"]),
                     "from": text, "to": text, "leader": text, "round": number, "token": number, "request": number,
                     "slice_ms": number, "retry_after_ms": number,
                 }),
@@ -165,7 +169,7 @@ impl Kind {
             Kind::Leader => (
                 "The leader, as this robot decides or learns it",
                 json!({
-                    "event": {"enum": ["leads", "follows", "deposed"]},
+                    "event": one_of(&["leads", "follows", "deposed"]),
                     "leader": text, "round": number, "incarnation": number,
                 }),
             ),
@@ -176,16 +180,16 @@ impl Kind {
             Kind::Gate => (
                 "The gate of a path opens or closes; `skipped` changes before this one are left out",
                 json!({
-                    "path": text, "open": truth, "why": {"enum": ["window", "backlog"]}, "in_flight": number,
+                    "path": text, "open": truth, "why": one_of(&["window", "backlog"]), "in_flight": number,
                     "skipped": number,
                 }),
             ),
             Kind::Paths => (
                 "The state of a path to another robot, and what it carries from now on, if there is a choice of paths",
                 json!({
-                    "to": text, "path": text, "state": {"enum": ["Resting", "Alive", "Dead"]},
-                    "carries": {"enum": ["Nothing", "Original", "Duplicate"]}, "bulk": truth,
-                    "round_trip_us": {"type": ["number", "null"]}, "failures": number,
+                    "to": text, "path": text, "state": one_of(&["Resting", "Alive", "Dead"]),
+                    "carries": one_of(&["Nothing", "Original", "Duplicate"]), "bulk": truth,
+                    "round_trip_us": number, "failures": number,
                 }),
             ),
             Kind::Status => (
@@ -296,19 +300,13 @@ impl Recorder {
     fn paths(&mut self, agent: &Agent) -> Result<(), McapError> {
         let (now, paths) = agent.robot.ask(|robot, now| (now, robot.paths(now)));
         let paths: Vec<_> = paths.into_iter().map(status::Path::from).collect();
-        let part = |path: &status::Path| (path.to, path.path, path.state, path.carries, path.bulk);
         for path in &paths {
-            if self.paths.iter().any(|known| part(known) == part(path)) {
+            if self.paths.iter().any(|known| known.is_like(path)) {
                 continue;
             }
             let place = usize::try_from(path.path).unwrap_or(usize::MAX);
-            let value = json!({
-                "to": agent.member.name_of(RobotId(path.to)), "path": agent.member.path_name(place),
-                "state": path.state,
-                "carries": path.carries, "bulk": path.bulk, "round_trip_us": path.round_trip_us,
-                "failures": f64::from(path.failures_ppm) / 1e6,
-            });
-            self.write(Kind::Paths, now, &value)?;
+            let (to, name) = (agent.member.name_of(RobotId(path.to)), agent.member.path_name(place));
+            self.write(Kind::Paths, now, &path.recorded(to, &name))?;
         }
         self.paths = paths;
         Ok(())

@@ -8,6 +8,7 @@ use coorp_core::discovery::Counts;
 use coorp_core::protect;
 use coorp_core::robot::{self, PathStatus};
 use serde::{Deserialize, Serialize};
+use serde_json::{json, Value};
 
 use crate::wire::Frame;
 
@@ -109,6 +110,26 @@ pub struct Path {
     pub carries: Carries,
     /// Whether it carries bulk now.
     pub bulk: bool,
+}
+
+impl Path {
+    /// Returns whether it is the same path in the same state: measurements may differ.
+    pub fn is_like(&self, other: &Path) -> bool {
+        let part = |path: &Path| (path.to, path.path, path.state, path.carries, path.bulk);
+        part(self) == part(other)
+    }
+
+    /// Returns what is recorded of it ([`Kind::Paths`](crate::recording::Kind::Paths)), with the other robot's name and its own.
+    pub fn recorded(&self, to: &str, name: &str) -> Value {
+        let mut value = json!({
+            "to": to, "path": name, "state": self.state, "carries": self.carries, "bulk": self.bulk,
+            "failures": f64::from(self.failures_ppm) / 1e6,
+        });
+        if let Some(us) = self.round_trip_us {
+            value["round_trip_us"] = us.into();
+        }
+        value
+    }
 }
 
 impl From<PathStatus> for Path {
