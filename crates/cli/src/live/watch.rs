@@ -1,8 +1,7 @@
-//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages; once, continuously, or on a
-//! page (`web`).
+//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages; once, continuously, on a
+//! page, or as a stream (`web`).
 
 use std::io::{ErrorKind, Write};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -38,10 +37,8 @@ pub struct Args {
     /// Print the state once; exit with 0 if all robots are present, with 1 if one is missing
     #[arg(long)]
     once: bool,
-    /// Show the team on a page at http://127.0.0.1:PORT, for a browser on this machine
-    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = web::PORT, value_parser = web::listen)]
-    #[arg(conflicts_with = "once")]
-    web: Option<SocketAddr>,
+    #[command(flatten)]
+    outlets: web::Outlets,
     /// Watch a team that runs without keys
     #[arg(long)]
     insecure: bool,
@@ -60,8 +57,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.once {
         return once(&watch, &team);
     }
-    if let Some(at) = args.web {
-        return web::run(&team, watch, at);
+    if args.outlets.any() {
+        return web::run(&team, watch, &args.outlets);
     }
     let term = console::Term::stdout();
     loop {

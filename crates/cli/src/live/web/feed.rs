@@ -1,9 +1,11 @@
-//! What goes to the page: robots' answers become one message for all browsers, ten times a second.
+//! What goes to viewers: robots' answers become one batch, ten times a second. Browsers get it as one message, and streams
+//! (`stream.rs`) as one message for each thing that happened.
 //!
-//! Everything is told on one clock, the page's: milliseconds since `coorp watch` began. Nothing waits for a browser
-//! (`hub.rs`), and what robots answer between two messages is bounded by what they may answer.
+//! Everything is told on one clock, the page's: milliseconds since `coorp watch` began. Nothing waits for a viewer
+//! (`hub.rs`), and what robots answer between two batches is bounded by what they may answer.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coorp_core::alarms::Alarm;
@@ -12,11 +14,10 @@ use coorp_core::{Instant, RobotId};
 use coorp_node::status::{Status, Twins};
 use coorp_node::watch::{Follower, Glance};
 use coorp_team::Team;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{json, Value};
 
-use super::hub::Hub;
-use super::lane::{Lane, Span};
+use super::lane::{Done, Lane, Span};
 
 /// Time between two messages to the page.
 pub const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -43,11 +44,17 @@ pub fn status_every(robots: usize) -> u32 {
     u32::try_from(every).unwrap_or(1).max(1)
 }
 
+/// How far behind viewers are, in milliseconds, to show what happens after all robots have answered.
+pub fn behind_ms(robots: usize) -> f64 {
+    millis(ask_every(robots) + 2 * TELL_EVERY)
+}
+
 /// Collects what robots answer.
 pub struct Feed {
     team: Team,
     began: Instant,
-    hub: Arc<Hub>,
+    /// Whether anybody views.
+    wanted: Box<dyn Fn() -> bool + Send + Sync>,
     robots: Mutex<Vec<Robot>>,
 }
 
@@ -59,8 +66,8 @@ struct Robot {
     heard: Option<f64>,
     within_ms: f64,
     lost: u64,
-    /// Not told yet.
-    status: Option<Box<Status>>,
+    /// Not told yet, with its time.
+    status: Option<(f64, Box<Status>)>,
     /// Whether there is something to tell.
     fresh: bool,
 }
@@ -79,40 +86,65 @@ struct Hello<'a> {
     began_unix_ms: f64,
 }
 
-#[derive(Serialize)]
-struct Batch<'a> {
+/// News of all robots.
+#[derive(Debug, Serialize)]
+pub struct Batch<'a> {
     kind: &'static str,
     /// Gaps show a page what it was too slow for.
     number: u64,
-    now: f64,
-    robots: Vec<Update>,
+    pub now: f64,
+    pub robots: Vec<Update>,
     /// Robots that do not answer, and why if they say so.
-    absent: Vec<(u16, Option<&'a str>)>,
+    pub absent: Vec<(u16, Option<&'a str>)>,
 }
 
 /// News of one robot.
-#[derive(Serialize)]
-struct Update {
-    robot: u16,
-    until: f64,
+#[derive(Debug, Serialize)]
+pub struct Update {
+    pub robot: u16,
+    pub until: f64,
     /// The error bound of its clock.
     within_ms: f64,
-    spans: serde_json::Map<String, Value>,
+    #[serde(flatten)]
+    pub done: Done,
     open: Vec<(&'static str, f64, Option<f64>)>,
-    ages: Vec<(f64, f64, u16)>,
-    arrived: u32,
     lost: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Value>,
+    /// With its time, for streams.
+    #[serde(skip)]
+    pub status: Option<(f64, Box<Status>)>,
+    #[serde(rename = "status", skip_serializing_if = "Option::is_none")]
+    shown: Option<Value>,
+}
+
+impl Batch<'_> {
+    /// The message to all pages.
+    pub fn text(&self) -> String {
+        text(self)
+    }
+}
+
+/// Spans as one row of numbers: start, end and count of each.
+pub fn columns<S: Serializer>(spans: &BTreeMap<&'static str, Vec<Span>>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(spans.iter().map(|(kind, spans)| {
+        let flat = spans
+            .iter()
+            .flat_map(|(start, end, count)| [rounded(*start), rounded(*end), f64::from(*count)]);
+        (kind, flat.collect::<Vec<f64>>())
+    }))
+}
+
+/// Ages with rounded times.
+pub fn rounded_ages<S: Serializer>(ages: &[(f64, f64, u16)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(ages.iter().map(|(at, age, from)| (rounded(*at), rounded(*age), *from)))
 }
 
 impl Feed {
-    /// `began` is the page's zero, on the operator's clock.
-    pub fn new(team: &Team, hub: &Arc<Hub>, began: Instant) -> Feed {
+    /// `began` is the page's zero, on the operator's clock; robots are asked while they are `wanted`.
+    pub fn new(team: &Team, began: Instant, wanted: impl Fn() -> bool + Send + Sync + 'static) -> Feed {
         Feed {
             team: team.clone(),
             began,
-            hub: hub.clone(),
+            wanted: Box::new(wanted),
             robots: Mutex::new(team.robots.iter().map(|_| Robot::default()).collect()),
         }
     }
@@ -120,20 +152,19 @@ impl Feed {
     /// The first message to each page.
     pub fn hello(&self, unix: Duration) -> String {
         let team = &self.team;
-        let behind = ask_every(team.robots.len()) + 2 * TELL_EVERY;
         text(&Hello {
             kind: "hello",
             coorp: env!("CARGO_PKG_VERSION"),
             team: &team.name,
             robots: team.robots.iter().map(|robot| robot.name.as_str()).collect(),
             bound_ms: team.control.as_ref().map(|control| control.bound.as_millis_f64()),
-            behind_ms: behind.as_secs_f64() * 1e3,
+            behind_ms: behind_ms(team.robots.len()),
             began_unix_ms: (unix.as_secs_f64() * 1e3).round(),
         })
     }
 
-    /// The next message to all pages, and its number.
-    pub fn batch(&self, number: u64, now: Instant, refusals: &[(RobotId, &str)]) -> String {
+    /// The next batch.
+    pub fn batch<'a>(&self, number: u64, now: Instant, refusals: &[(RobotId, &'a str)]) -> Batch<'a> {
         let now = self.ms(now);
         let mut robots = lock(&self.robots);
         let mut updates = Vec::new();
@@ -148,13 +179,13 @@ impl Feed {
                 updates.push(robot.update(id, &self.team));
             }
         }
-        text(&Batch {
+        Batch {
             kind: "batch",
             number,
             now: rounded(now),
             robots: updates,
             absent,
-        })
+        }
     }
 
     /// A time on the page's clock.
@@ -165,7 +196,7 @@ impl Feed {
 
 impl Follower for Feed {
     fn wants(&self) -> bool {
-        self.hub.has_viewers()
+        (self.wanted)()
     }
 
     fn on_glance(&self, robot: RobotId, glance: Option<Glance>) {
@@ -189,47 +220,34 @@ impl Follower for Feed {
         robot.heard = Some(now);
         robot.within_ms = offset.within.as_millis_f64();
         robot.lost += look.lost;
-        robot.status = status.or(robot.status.take());
+        robot.status = status.map(|status| (now, status)).or(robot.status.take());
         robot.fresh = true;
     }
 }
 
 impl Robot {
     fn update(&mut self, id: u16, team: &Team) -> Update {
-        let done = self.lane.take();
-        let columns = |spans: &Vec<Span>| -> Vec<f64> {
-            let flat = spans
-                .iter()
-                .flat_map(|(start, end, count)| [rounded(*start), rounded(*end), f64::from(*count)]);
-            flat.collect()
-        };
-        let spans = done.spans.iter();
-        let open = self.lane.open().into_iter();
+        let status = self.status.take();
         Update {
             robot: id,
             until: rounded(self.lane.until()),
             within_ms: rounded(self.within_ms),
-            spans: spans
-                .map(|(kind, spans)| ((*kind).to_owned(), json!(columns(spans))))
-                .collect(),
-            open: open
+            done: self.lane.take(),
+            open: self
+                .lane
+                .open()
+                .into_iter()
                 .map(|(kind, start, end)| (kind, rounded(start), end.map(rounded)))
                 .collect(),
-            ages: done
-                .ages
-                .iter()
-                .map(|(at, age, from)| (rounded(*at), rounded(*age), *from))
-                .collect(),
-            arrived: done.arrived,
             lost: self.lost,
-            status: self.status.take().map(|status| shown(*status, team)),
+            shown: status.as_ref().map(|(_, status)| shown(Status::clone(status), team)),
+            status,
         }
     }
 }
 
-/// A status as the page shows it: as recordings have it, with words for what has none.
-fn shown(mut status: Status, team: &Team) -> Value {
-    let flows = std::mem::take(&mut status.flows);
+/// What an operator should look at on a robot, and what to do about it.
+pub fn alarms(status: &Status, team: &Team) -> Vec<(String, &'static str)> {
     let mut alarms: Vec<(String, &str)> = status
         .alarms
         .iter()
@@ -248,6 +266,13 @@ fn shown(mut status: Status, team: &Team) -> Value {
             "Start it without --insecure; 'coorp keys init' makes the team's keys.",
         ));
     }
+    alarms
+}
+
+/// A status as the page shows it: as recordings have it, with words for what has none.
+fn shown(mut status: Status, team: &Team) -> Value {
+    let flows = std::mem::take(&mut status.flows);
+    let alarms = alarms(&status, team);
     let flows = flows.iter().take(FLOWS_MAX).map(|flow| {
         json!({
             "flow": flow.to_string(), "class": flow.class.to_string(), "reason": flow.reason.to_string(),
@@ -289,7 +314,7 @@ fn what_to_do(alarm: Alarm) -> &'static str {
 }
 
 /// Rounded to the microsecond.
-fn rounded(ms: f64) -> f64 {
+pub fn rounded(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
 
@@ -322,7 +347,7 @@ mod tests {
 
     fn feed() -> Feed {
         let team = coorp_team::parse(TEAM, "fleet.toml", std::path::Path::new("")).unwrap();
-        Feed::new(&team, &Arc::new(Hub::default()), at(0))
+        Feed::new(&team, at(0), || true)
     }
 
     /// A robot whose clock is 5 ms ahead sees something 2 ms before it answers at `now`.
@@ -344,7 +369,7 @@ mod tests {
     }
 
     fn batch(feed: &Feed, now: u64) -> Value {
-        serde_json::from_str(&feed.batch(1, at(now), &[])).unwrap()
+        serde_json::from_str(&feed.batch(1, at(now), &[]).text()).unwrap()
     }
 
     #[test]

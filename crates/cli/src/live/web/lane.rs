@@ -2,10 +2,16 @@
 //!
 //! A span is done once its end is known. One that is not done is shown too, each time anew: an open one lasts until what is
 //! known of the robot ends. Times are milliseconds on the page's clock.
+//!
+//! Streams have no spans, but changes ([`Edge`]). Each span of a permit, window or hold that begins or ends is one.
 
 use std::collections::BTreeMap;
 
 use coorp_core::robot::Seen;
+use coorp_core::RobotId;
+use serde::Serialize;
+
+use super::feed::{columns, rounded_ages};
 
 /// The kinds of spans, as the script names them (`assets/charts.js`).
 pub const PERMIT: &str = "permit";
@@ -18,6 +24,19 @@ pub const LOOP: &str = "loop";
 /// A span: start, end and the number of its packets.
 pub type Span = (f64, f64, u32);
 
+/// A change of what a robot may do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Edge {
+    /// Bulk may be sent from now on, or no longer.
+    Permit(bool),
+    /// A window begins, with the milliseconds that it is planned to take, or ends.
+    Window(Option<f64>),
+    /// The gate of a path holds bulk for a window, or passes it.
+    Hold { path: u8, holds: bool },
+    /// The leader from now on.
+    Led(Option<RobotId>),
+}
+
 /// One robot's lane.
 #[derive(Debug, Default)]
 pub struct Lane {
@@ -26,20 +45,27 @@ pub struct Lane {
     permitted: Option<f64>,
     /// Start and planned end.
     window: Option<(f64, f64)>,
+    /// Whether the beginning of the window was told as an edge.
+    in_window: bool,
     /// By path, since when the gate holds bulk for a window, and until when it is planned to.
     held: BTreeMap<u8, (f64, f64)>,
     done: Done,
 }
 
 /// Activity since it was last taken.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Done {
     /// By kind.
+    #[serde(serialize_with = "columns")]
     pub spans: BTreeMap<&'static str, Vec<Span>>,
     /// Control that arrived: when, its age, and its sender.
+    #[serde(serialize_with = "rounded_ages")]
     pub ages: Vec<(f64, f64, u16)>,
     /// The number of control messages that arrived, whether or not their age is known.
     pub arrived: u32,
+    /// The changes, each with its time. Those of one kind are in order.
+    #[serde(skip)]
+    pub edges: Vec<(f64, Edge)>,
 }
 
 impl Lane {
@@ -47,10 +73,15 @@ impl Lane {
     pub fn on_seen(&mut self, at: f64, seen: Seen) {
         let ago = |us: u32| at - f64::from(us) / 1e3;
         match seen {
-            Seen::Permitted(true) => _ = self.permitted.get_or_insert(at),
+            Seen::Permitted(true) => {
+                if self.permitted.is_none() {
+                    self.permitted = Some(at);
+                    self.edge(at, Edge::Permit(true));
+                }
+            }
             Seen::Permitted(false) => {
-                let since = self.permitted.take();
-                self.end(PERMIT, since, at);
+                // Told at the beginning too, when nothing was known before.
+                self.end_permit(at);
                 // The gate is not asked any more.
                 self.end_holds(at);
             }
@@ -61,8 +92,11 @@ impl Lane {
                     Some(held_us) => {
                         let since = held.map_or(at, |(since, _)| since);
                         self.held.insert(path, (since, at + f64::from(held_us) / 1e3));
+                        if held.is_none() {
+                            self.edge(at, Edge::Hold { path, holds: true });
+                        }
                     }
-                    None => self.end(HOLD, held.map(|(since, _)| since), at),
+                    None => self.end_hold(path, held, at),
                 }
             }
             Seen::Control { took_us, .. } => self.add(CONTROL, (ago(took_us), at, 1)),
@@ -74,8 +108,8 @@ impl Lane {
                     .ages
                     .extend(age_us.map(|age| (at, f64::from(age) / 1e3, from.0)));
             }
-            // Shown from the status.
-            Seen::Led(_) => {}
+            // The page shows it from the status.
+            Seen::Led(leader) => self.edge(at, Edge::Led(leader)),
         }
     }
 
@@ -86,19 +120,23 @@ impl Lane {
             let start = at + f64::from(ahead) / 1e3;
             (start, start + f64::from(length) / 1e3)
         });
-        let Some((began, end)) = before else { return };
-        match self.window.as_mut().filter(|new| new.0 <= at && at <= end) {
-            Some(new) => new.0 = began,
-            None => self.end(WINDOW, Some(began), end.min(at)),
+        let Some(before) = before else { return };
+        match self.window.as_mut().filter(|new| new.0 <= at && at <= before.1) {
+            Some(new) => new.0 = before.0,
+            None => self.end_window(before, at),
         }
     }
 
     /// Everything until this time is known.
     pub fn on_until(&mut self, until: f64) {
         self.until = self.until.max(until);
-        if let Some((start, end)) = self.window.filter(|(_, end)| *end <= until) {
-            self.window = None;
-            self.end(WINDOW, Some(start), end);
+        match self.window {
+            Some(window) if window.1 <= until => {
+                self.window = None;
+                self.end_window(window, until);
+            }
+            Some(window) if window.0 <= until => self.begin_window(window),
+            _ => {}
         }
         let over: Vec<u8> = self
             .held
@@ -108,25 +146,56 @@ impl Lane {
             .collect();
         for path in over {
             let held = self.held.remove(&path);
-            self.end(HOLD, held.map(|(since, _)| since), held.map_or(until, |(_, end)| end));
+            self.end_hold(path, held, held.map_or(until, |(_, end)| end));
         }
+    }
+
+    /// A window counts as begun. What it is extended by later is not told.
+    fn begin_window(&mut self, (start, end): (f64, f64)) {
+        if !self.in_window {
+            self.in_window = true;
+            self.edge(start, Edge::Window(Some(end - start)));
+        }
+    }
+
+    /// A window that has begun ends as planned, but not after `at`.
+    fn end_window(&mut self, (start, end): (f64, f64), at: f64) {
+        self.begin_window((start, end));
+        self.in_window = false;
+        let end = end.min(at);
+        self.edge(end, Edge::Window(None));
+        self.end(WINDOW, Some(start), end);
+    }
+
+    fn end_hold(&mut self, path: u8, held: Option<(f64, f64)>, at: f64) {
+        if let Some((since, _)) = held {
+            self.edge(at, Edge::Hold { path, holds: false });
+            self.end(HOLD, Some(since), at);
+        }
+    }
+
+    fn end_permit(&mut self, at: f64) {
+        let since = self.permitted.take();
+        self.edge(at, Edge::Permit(false));
+        self.end(PERMIT, since, at);
     }
 
     /// Nothing is held any more.
     fn end_holds(&mut self, at: f64) {
-        for (since, end) in std::mem::take(&mut self.held).into_values() {
-            self.end(HOLD, Some(since), end.min(at));
+        for (path, held) in std::mem::take(&mut self.held) {
+            self.end_hold(path, Some(held), held.1.min(at));
         }
     }
 
     /// Something is not known: what was open ends where the knowledge ends.
     pub fn lose(&mut self) {
         let until = self.until;
-        let permitted = self.permitted.take();
-        self.end(PERMIT, permitted, until);
+        if self.permitted.is_some() {
+            self.end_permit(until);
+        }
         self.end_holds(until);
-        if let Some((start, end)) = self.window.take().filter(|(start, _)| *start < until) {
-            self.end(WINDOW, Some(start), end.min(until));
+        if let Some(window) = self.window.take().filter(|(start, _)| *start < until) {
+            self.end_window(window, until);
         }
     }
 
@@ -154,6 +223,10 @@ impl Lane {
         }
     }
 
+    fn edge(&mut self, at: f64, edge: Edge) {
+        self.done.edges.push((at, edge));
+    }
+
     fn add(&mut self, kind: &'static str, span: Span) {
         self.done.spans.entry(kind).or_default().push(span);
     }
@@ -167,6 +240,12 @@ mod tests {
 
     fn spans(lane: &mut Lane, kind: &str) -> Vec<Span> {
         lane.take().spans.remove(kind).unwrap_or_default()
+    }
+
+    fn edges(lane: &mut Lane) -> Vec<(f64, Edge)> {
+        let mut edges = lane.take().edges;
+        edges.sort_by(|one, other| one.0.total_cmp(&other.0));
+        edges
     }
 
     fn gate(path: u8, held_us: Option<u32>) -> Seen {
@@ -253,5 +332,44 @@ mod tests {
         assert_eq!(done.spans[LOOP], [(30.0, 60.0, 0)]);
         assert_eq!(done.spans[BULK], [(67.5, 70.0, 7)]);
         assert_eq!((done.ages.as_slice(), done.arrived), (&[(80.0, 4.0, 3)][..], 2));
+    }
+
+    #[test]
+    fn each_span_that_counts_begins_and_ends_once_for_streams() {
+        let mut lane = Lane::default();
+        lane.on_seen(0.0, Seen::Led(Some(RobotId(1))));
+        lane.on_seen(1.0, Seen::Permitted(false));
+        lane.on_seen(2.0, Seen::Permitted(true));
+        lane.on_seen(2.5, Seen::Permitted(true));
+        // Replaced before it begins, then it begins, is extended, and ends as planned.
+        lane.on_seen(3.0, Seen::Window(Some((5_000, 4_000))));
+        lane.on_seen(4.0, Seen::Window(Some((2_000, 4_000))));
+        lane.on_until(7.0);
+        lane.on_seen(8.0, Seen::Window(Some((-2_000, 6_000))));
+        lane.on_seen(8.0, gate(1, Some(4_000)));
+        lane.on_seen(9.0, gate(1, Some(3_000)));
+        lane.on_until(20.0);
+        lane.on_seen(21.0, gate(1, None));
+        lane.on_seen(22.0, Seen::Permitted(false));
+        let (path, told) = (1, edges(&mut lane));
+        let hold = |holds| Edge::Hold { path, holds };
+        let expected = [
+            (0.0, Edge::Led(Some(RobotId(1)))),
+            (1.0, Edge::Permit(false)),
+            (2.0, Edge::Permit(true)),
+            (6.0, Edge::Window(Some(4.0))),
+            (8.0, hold(true)),
+            (12.0, Edge::Window(None)),
+            (12.0, hold(false)),
+            (22.0, Edge::Permit(false)),
+        ];
+        assert_eq!(told, expected);
+        // One whose beginning was not seen before it ended.
+        lane.on_seen(30.0, Seen::Window(Some((0, 50_000))));
+        lane.on_seen(31.0, Seen::Window(None));
+        assert_eq!(
+            edges(&mut lane),
+            [(30.0, Edge::Window(Some(50.0))), (31.0, Edge::Window(None))]
+        );
     }
 }

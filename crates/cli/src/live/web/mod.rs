@@ -1,22 +1,31 @@
-//! `coorp watch --web`: a page that shows a live team, as the report of `coorp sim` shows a simulated one.
+//! `coorp watch --web`, `--foxglove` and `--rerun`: what a live team does, on a page and in streams.
 //!
-//! The page and its script are in the binary (`assets/live.*`); data comes over a WebSocket. Robots are asked only while a
-//! page is open.
+//! The page and its script are in the binary (`assets/live.*`); its data comes over a WebSocket. Robots are asked only while
+//! somebody views, and once for all viewers of all kinds.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `lane.rs` | from what a robot did to the spans of its lane |
-//! | `feed.rs` | from robots' answers to one message for all pages |
-//! | `hub.rs` | the newest messages, for each page at its own speed |
-//! | `serve.rs` | HTTP and the WebSocket, and who may read |
+//! | `feed.rs` | from robots' answers to one batch for all viewers |
+//! | `stream.rs` | from batches to messages on channels |
+//! | `hub.rs` | the newest of either, for each viewer at its own speed |
+//! | `http.rs` | HTTP, and who may read |
+//! | `serve.rs` | the page |
+//! | `foxglove.rs`, `layout.rs` | Foxglove's protocol, and a layout of a team |
+//! | `rerun.rs` | Rerun's viewer and files |
 //!
-//! Left out: other machines. A page has no operator's certificate to show, and whoever reaches a port without one would see
-//! the team. `ssh -L` brings the page to a phone or another machine, with ssh's proof of who asks.
+//! Left out: other machines. A viewer has no operator's certificate to show, and whoever reaches a port without one would see
+//! the team. `ssh -L` brings a port to a phone or another machine, with ssh's proof of who asks.
 
 mod feed;
+mod foxglove;
+mod http;
 mod hub;
 mod lane;
+mod layout;
+mod rerun;
 mod serve;
+mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -25,68 +34,132 @@ use std::time::{Duration, SystemTime};
 use coorp_core::Instant;
 use coorp_node::watch::{Follower, Watch};
 use coorp_team::Team;
+use tungstenite::Utf8Bytes;
 
 use self::feed::{ask_every, status_every, Feed, TELL_EVERY};
+use self::foxglove::Foxglove;
 use self::hub::Hub;
-use self::serve::Site;
+use self::serve::Page;
+use self::stream::{Block, Stream};
 use crate::failure::Failure;
 use crate::output;
 
-/// The port, unless another one is given: away from those of robots.
-pub const PORT: &str = "8460";
+/// The ports, unless other ones are given: away from those of robots, and where Foxglove looks first.
+const PORT: &str = "8460";
+const FOXGLOVE_PORT: &str = "8765";
 
 /// How often two clocks are read to compare them.
 const READINGS: usize = 8;
+
+/// Where a team is shown.
+#[derive(Debug, clap::Args)]
+pub struct Outlets {
+    /// Show the team on a page at http://127.0.0.1:PORT, for a browser on this machine
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = PORT, value_parser = listen)]
+    #[arg(conflicts_with = "once")]
+    web: Option<SocketAddr>,
+    /// Stream the team to Foxglove, which opens ws://127.0.0.1:PORT on this machine
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = FOXGLOVE_PORT, value_parser = listen)]
+    #[arg(conflicts_with = "once")]
+    foxglove: Option<SocketAddr>,
+    /// Stream the team to Rerun: to its viewer on this machine, or into FILE.rrd; needs Python and its package rerun-sdk
+    #[arg(long, value_name = "PORT|FILE", num_args = 0..=1, default_missing_value = rerun::PORT, value_parser = rerun::To::parse)]
+    #[arg(conflicts_with = "once")]
+    rerun: Option<rerun::To>,
+}
+
+impl Outlets {
+    /// Returns whether there is any.
+    pub fn any(&self) -> bool {
+        self.web.is_some() || self.foxglove.is_some() || self.rerun.is_some()
+    }
+}
 
 /// Where to listen: PORT or ADDRESS:PORT of this machine alone.
 ///
 /// # Errors
 /// If it is neither, or another machine could reach it.
-pub fn listen(text: &str) -> Result<SocketAddr, String> {
+fn listen(text: &str) -> Result<SocketAddr, String> {
     let at = match text.parse::<u16>() {
         Ok(port) => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
-        Err(_) => text
-            .parse::<SocketAddr>()
-            .map_err(|_| format!("'{text}' is no port; use 'coorp watch TEAM --web', or '--web PORT'"))?,
+        Err(_) => text.parse::<SocketAddr>().map_err(|_| {
+            format!("'{text}' is no port; the team file comes first, as in 'coorp watch TEAM --web' or '--web PORT'")
+        })?,
     };
     if at.ip().is_loopback() {
         return Ok(at);
     }
     let port = at.port();
     Err(format!(
-        "the page is for this machine alone, because whoever reached it elsewhere could watch the team; from a phone or \
-         another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open http://127.0.0.1:{port} there"
+        "what is shown is for this machine alone, because whoever reached it elsewhere could watch the team; from a phone or \
+         another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open 127.0.0.1:{port} there"
     ))
 }
 
-/// Serves the page until the process ends.
+/// Shows a team until the process ends, or, with Rerun alone, until that does.
 ///
 /// # Errors
-/// If the port cannot be used.
-pub fn run(team: &Team, watch: Watch, at: SocketAddr) -> Result<(), Failure> {
-    let cannot = |error: std::io::Error| {
-        let mend = if error.kind() == std::io::ErrorKind::AddrInUse {
-            "; choose another one: --web PORT"
-        } else {
-            ""
-        };
-        Failure::Input(format!("error: cannot serve the page at {at}: {error}{mend}"))
-    };
-    let listener = TcpListener::bind(at).map_err(cannot)?;
-    let at = listener.local_addr().map_err(cannot)?;
-    let hub = Arc::new(Hub::default());
+/// If a port cannot be used, or Rerun fails.
+pub fn run(team: &Team, watch: Watch, outlets: &Outlets) -> Result<(), Failure> {
+    let page = outlets.web.map(|at| bind(at, "--web")).transpose()?;
+    let foxglove = outlets.foxglove.map(|at| bind(at, "--foxglove")).transpose()?;
+    let (pages, streams) = (Arc::<Hub<Utf8Bytes>>::default(), Arc::<Hub<Arc<Block>>>::default());
     let (began, unix) = moment(&watch);
-    let feed = Arc::new(Feed::new(team, &hub, began));
-    let site = Site::new(&hub, feed.hello(unix));
+    let began_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+    let wanted = (pages.clone(), streams.clone());
+    let feed = Arc::new(Feed::new(team, began, move || {
+        wanted.0.has_viewers() || wanted.1.has_viewers()
+    }));
+    let hello = feed.hello(unix);
     let robots = team.robots.len();
     let follower: Arc<dyn Follower> = feed.clone();
     watch.follow(ask_every(robots), status_every(robots), &follower);
-    let telling = std::thread::Builder::new()
-        .name("coorp-tell".to_owned())
-        .spawn(move || tell(&watch, &feed, &hub));
-    telling.map_err(cannot)?;
-    output::print(&format!("{} is shown at http://{at} (Ctrl-C ends it)\n", team.name))?;
-    serve::serve(&listener, &site)
+    let (stream, to) = (Stream::new(team, began_ns), (pages.clone(), streams.clone()));
+    spawn("coorp-tell", move || tell(&watch, &feed, stream, &to))?;
+    let mut serving = Vec::new();
+    if let Some((listener, at)) = page {
+        let site = Arc::new(Page { hub: pages, hello });
+        serving.push(spawn("coorp-page", move || http::serve(&listener, &site))?);
+        output::print(&format!("{} is shown at http://{at} (Ctrl-C ends it)\n", team.name))?;
+    }
+    if let Some((listener, at)) = foxglove {
+        let site = Foxglove::new(team, &streams, began_ns);
+        serving.push(spawn("coorp-foxglove", move || http::serve(&listener, &site))?);
+        output::print(&format!(
+            "{} streams to Foxglove: open ws://{at} there, with the layout http://{at}/layout.json (Ctrl-C ends it)\n",
+            team.name
+        ))?;
+    }
+    if let Some(to) = &outlets.rerun {
+        rerun::run(team, &streams, to)?;
+    }
+    for thread in serving {
+        // It ends by a panic alone.
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+fn bind(at: SocketAddr, option: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let cannot = |error: std::io::Error| {
+        let mend = if error.kind() == std::io::ErrorKind::AddrInUse {
+            format!("; choose another one: {option} PORT")
+        } else {
+            String::new()
+        };
+        Failure::Input(format!("error: cannot listen at {at}: {error}{mend}"))
+    };
+    let listener = TcpListener::bind(at).map_err(cannot)?;
+    let at = listener.local_addr().map_err(cannot)?;
+    Ok((listener, at))
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<std::thread::JoinHandle<T>, Failure> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    thread.map_err(|error| Failure::Found(format!("failed: {error}")))
 }
 
 /// One moment on the operator's clock and as Unix time: of several, the one whose reading was interrupted least.
@@ -100,15 +173,27 @@ fn moment(watch: &Watch) -> (Instant, Duration) {
     best.map_or_else(|| (watch.now(), Duration::ZERO), |(_, began, unix)| (began, unix))
 }
 
-/// Tells all pages what is new.
-fn tell(watch: &Watch, feed: &Feed, hub: &Hub) {
+/// Tells all viewers what is new.
+fn tell(watch: &Watch, feed: &Feed, mut stream: Stream, to: &(Arc<Hub<Utf8Bytes>>, Arc<Hub<Arc<Block>>>)) {
+    let (pages, streams) = to;
     let mut number = 0;
     loop {
         std::thread::sleep(TELL_EVERY);
-        if hub.has_viewers() {
-            number += 1;
-            hub.tell(feed.batch(number, watch.now(), &watch.refusals()));
+        if !pages.has_viewers() && !streams.has_viewers() {
+            continue;
         }
+        number += 1;
+        let refusals = watch.refusals();
+        let batch = feed.batch(number, watch.now(), &refusals);
+        if pages.has_viewers() {
+            let text = batch.text();
+            let bytes = text.len();
+            pages.tell(text.into(), bytes);
+        }
+        // Also while only pages are open, so that it is in no doubt about what is so.
+        let block = stream.on_batch(&batch);
+        let bytes = block.bytes();
+        streams.tell(block, bytes);
     }
 }
 

@@ -1,0 +1,264 @@
+//! HTTP for what is viewed: GET, one request a connection, and the opening of a WebSocket.
+//!
+//! A browser on this machine also runs what strangers wrote. Such a page can send requests here, and read the answers if its
+//! name leads here (DNS rebinding). So a request counts only if it names this machine as a loopback address does, and each
+//! site says which pages may open its WebSocket: a browser tells where a page came from. Whoever is slow or says too much is
+//! let go: requests have limits on their bytes and their time, connections and viewers on their number.
+//!
+//! Left out: what HTTP has beyond GET, connections for several requests, and other machines (`mod.rs`).
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use data_encoding::BASE64;
+use ring::digest::{digest, SHA1_FOR_LEGACY_USE_ONLY};
+use tungstenite::protocol::{Role, WebSocketConfig};
+use tungstenite::{Error, Message, Utf8Bytes, WebSocket};
+
+/// Limits on what others can take: connections of a site, those of them that view, the bytes and headers of a request and
+/// the time for it, and the time that a viewer may take nothing.
+const CONNECTIONS_MAX: usize = 32;
+pub const VIEWERS_MAX: usize = 12;
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+pub const HEADERS_MAX: usize = 64;
+const REQUEST_MAX: Duration = Duration::from_secs(2);
+const WRITE_MAX: Duration = Duration::from_secs(5);
+/// The number of messages from a viewer that are read between two of ours.
+const SAID_MAX: usize = 64;
+/// After this, another attempt to accept a connection, if descriptors have run out.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+
+/// RFC 6455, section 1.3.
+const WEBSOCKET_KEY: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// A status and its text.
+pub type Refusal = (&'static str, &'static str);
+
+pub type Request<'h, 'b> = httparse::Request<'h, 'b>;
+
+/// What answers requests.
+pub trait Site: Send + Sync + 'static {
+    /// Answers a request; `rest` came behind it.
+    fn answer(&self, stream: TcpStream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()>;
+}
+
+/// A connection's place among all of a site.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(connections: &Arc<AtomicUsize>) -> Option<Place> {
+        let one_more = |taken| (taken < CONNECTIONS_MAX).then_some(taken + 1);
+        let counted = connections.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
+        counted.ok().map(|_| Place(connections.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Serves until the process ends.
+pub fn serve(listener: &TcpListener, site: &Arc<impl Site>) -> ! {
+    let connections = Arc::default();
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            std::thread::sleep(ACCEPT_AGAIN);
+            continue;
+        };
+        // Too many: closed without an answer.
+        let Some(place) = Place::take(&connections) else {
+            continue;
+        };
+        let site = site.clone();
+        // A client without an answer retries; the reason why a connection ended does not matter.
+        let _ = std::thread::Builder::new().name("coorp-web".to_owned()).spawn(move || {
+            let _place = place;
+            answer(stream, &*site)
+        });
+    }
+}
+
+fn answer(mut stream: TcpStream, site: &impl Site) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(WRITE_MAX))?;
+    let Some((head, rest)) = read_head(&mut stream)? else {
+        return Ok(());
+    };
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut request = Request::new(&mut headers);
+    if request.parse(&head).is_ok_and(|parsed| parsed.is_complete()) {
+        return site.answer(stream, &request, rest);
+    }
+    refuse(&mut stream, ("400 Bad Request", "this is no request of HTTP/1.1\n"))
+}
+
+/// Reads a request's head, and what came behind it; `None` if the connection was closed before.
+fn read_head(stream: &mut TcpStream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
+    const END: &[u8] = b"\r\n\r\n";
+    let until = Instant::now() + REQUEST_MAX;
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(END.len()).position(|window| window == END) {
+            let rest = bytes.split_off(end + END.len());
+            return Ok(Some((bytes, rest)));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || bytes.len() >= REQUEST_BYTES_MAX {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut part = [0; 1_024];
+        match stream.read(&mut part)? {
+            0 => return Ok(None),
+            read => bytes.extend_from_slice(&part[..read]),
+        }
+    }
+}
+
+pub fn respond(stream: &mut TcpStream, status: &str, kind: &str, more: &str, body: &[&str]) -> io::Result<()> {
+    let length: usize = body.iter().map(|part| part.len() + 1).sum();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\
+         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: same-origin\r\n\
+         Referrer-Policy: no-referrer\r\n{more}\r\n"
+    );
+    stream.write_all(head.as_bytes())?;
+    for part in body {
+        stream.write_all(part.as_bytes())?;
+        stream.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+/// Tells why a request gets nothing.
+pub fn refuse(stream: &mut TcpStream, (status, text): Refusal) -> io::Result<()> {
+    respond(stream, status, "text/plain", "", &[text])
+}
+
+/// The host and path that a request asks for, if it names this machine and only reads.
+pub fn asked<'b>(request: &Request<'_, 'b>) -> Result<(&'b str, &'b str), Refusal> {
+    let host = header(request, "host").filter(|host| is_own(host));
+    let Some(host) = host else {
+        return Err((
+            "403 Forbidden",
+            "this page answers under the names of this machine alone: open http://127.0.0.1, http://localhost or \
+             http://[::1], with the port\n",
+        ));
+    };
+    if request.method != Some("GET") {
+        return Err(("405 Method Not Allowed", "GET it\n"));
+    }
+    let path = request.path.unwrap_or_default().split('?').next();
+    Ok((host, path.unwrap_or_default()))
+}
+
+/// Returns whether a request asks for a WebSocket.
+pub fn is_upgrade(request: &Request<'_, '_>) -> bool {
+    lists(request, "upgrade", "websocket")
+}
+
+/// The answer to the key of a request for a WebSocket.
+pub fn upgrade(request: &Request<'_, '_>) -> Result<String, Refusal> {
+    let key = header(request, "sec-websocket-key").filter(|key| {
+        let bytes = BASE64.decode(key.as_bytes());
+        bytes.is_ok_and(|bytes| bytes.len() == 16)
+    });
+    match key {
+        Some(key)
+            if is_upgrade(request)
+                && lists(request, "connection", "upgrade")
+                && header(request, "sec-websocket-version") == Some("13") =>
+        {
+            Ok(accept(key))
+        }
+        _ => Err(("426 Upgrade Required", "this is a WebSocket of version 13\n")),
+    }
+}
+
+/// Opens a WebSocket with one who says at most so many bytes at once. `more` are further headers.
+pub fn open(
+    mut stream: TcpStream,
+    accept: &str,
+    more: &str,
+    rest: Vec<u8>,
+    said_bytes_max: usize,
+) -> io::Result<WebSocket<TcpStream>> {
+    let head = format!(
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Accept: {accept}\r\n{more}\r\n"
+    );
+    stream.write_all(head.as_bytes())?;
+    let config = WebSocketConfig::default()
+        .read_buffer_size(4 << 10)
+        .max_message_size(Some(said_bytes_max))
+        .max_frame_size(Some(said_bytes_max));
+    Ok(WebSocket::from_partially_read(stream, rest, Role::Server, Some(config)))
+}
+
+/// Texts that a viewer has sent since the last call, without waiting for more. Everything else ends the connection.
+pub fn hear(socket: &mut WebSocket<TcpStream>) -> Result<Vec<Utf8Bytes>, Error> {
+    socket.get_ref().set_nonblocking(true)?;
+    let said = hear_now(socket);
+    socket.get_ref().set_nonblocking(false)?;
+    said
+}
+
+fn hear_now(socket: &mut WebSocket<TcpStream>) -> Result<Vec<Utf8Bytes>, Error> {
+    let mut texts = Vec::new();
+    for _ in 0..SAID_MAX {
+        match socket.read() {
+            Ok(Message::Text(text)) => texts.push(text),
+            Ok(Message::Ping(_) | Message::Pong(_)) => {}
+            Ok(_) => return Err(Error::ConnectionClosed),
+            Err(Error::Io(error)) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(texts)
+}
+
+/// The proof that a server speaks WebSocket (RFC 6455, section 4.2.2).
+fn accept(key: &str) -> String {
+    let both = [key.as_bytes(), WEBSOCKET_KEY.as_bytes()].concat();
+    BASE64.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &both).as_ref())
+}
+
+/// The only header of a name, if it is text.
+pub fn header<'b>(request: &Request<'_, 'b>, name: &str) -> Option<&'b str> {
+    let mut all = request
+        .headers
+        .iter()
+        .filter(|header| header.name.eq_ignore_ascii_case(name));
+    match (all.next(), all.next()) {
+        (Some(only), None) => std::str::from_utf8(only.value).ok().map(str::trim),
+        _ => None,
+    }
+}
+
+/// Returns whether the list in a header has a word.
+pub fn lists(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
+    let mut words = header(request, name).unwrap_or_default().split(',');
+    words.any(|one| one.trim().eq_ignore_ascii_case(word))
+}
+
+/// Returns whether a request has a header of this name.
+pub fn has(request: &Request<'_, '_>, name: &str) -> bool {
+    let mut all = request.headers.iter();
+    all.any(|header| header.name.eq_ignore_ascii_case(name))
+}
+
+/// Whether a request's host is a loopback address of this machine, with any port: a tunnel's is another one.
+pub fn is_own(host: &str) -> bool {
+    let (name, port) = match host.strip_prefix("[::1]") {
+        Some(port) => ("localhost", port),
+        None => host.find(':').map_or((host, ""), |colon| host.split_at(colon)),
+    };
+    let is_port =
+        |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    (name == "127.0.0.1" || name.eq_ignore_ascii_case("localhost")) && is_port(port)
+}
