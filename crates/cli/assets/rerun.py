@@ -1,12 +1,13 @@
 """Logs what `coorp watch --rerun` tells to Rerun: a viewer that it starts unless one listens, or a file.
 
-Reads lines of JSON from stdin. The first one says where to log and what the team is; each other one is a message of a
-channel as Foxglove gets it, and an empty line ends what is logged at once. Needs `rerun-sdk`; exits with 2 if it is missing.
+Reads lines of JSON from stdin. The first one says where to log and what the team is. Each other one is a message of a
+channel as Foxglove gets it, and an empty line ends what is logged at once. Exits with 2 if `rerun-sdk` is missing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -19,49 +20,57 @@ from typing import Any
 sys.path[:] = [folder for folder in sys.path if folder]
 
 NO_PACKAGE = 2
-SHOWN_S = 10.0
-"""How much time the views show."""
+PLOTS_S, STATES_S = 20.0, 3.0
+"""How much time plots show, and states, which change faster."""
 QUIET_S = 5.0
 """How long Rerun may take to take what is left at the end."""
+VIEWER = ["--bind", "127.0.0.1", "--expect-data-soon", "--memory-limit", "2GiB", "--server-memory-limit", "256MiB"]
+"""How a viewer is started: for this machine alone, and with the newest data that fits."""
 
 try:
     import numpy as np
     import rerun as rr
     import rerun.blueprint as rrb
     import rerun_cli
-
-    rr.StateChange, rrb.StateTimelineView
-except (ImportError, AttributeError) as error:
+    from rerun import StateChange, StateConfiguration
+    from rerun.blueprint import StateTimelineView
+except ImportError as error:
     print(f"rerun-sdk: {error}", file=sys.stderr)
     sys.exit(NO_PACKAGE)
 
 LEVELS = {2: rr.TextLogLevel.INFO, 3: rr.TextLogLevel.WARN, 4: rr.TextLogLevel.ERROR}
-LATE, FINE = [214, 69, 65], [88, 150, 236]
+LATE = 0xB3001BFF
+STATES = {"permit": 0xF4DC8CFF, "window": 0x56B4E9FF, "held": 0xB0548AFF}
+"""What is shown in a colour of its own, as on the page."""
 
 
-def blueprint() -> rrb.Blueprint:
+def blueprint(has_paths: bool) -> rrb.Blueprint:
     """Returns the views: plots above, states, and alarms."""
-    end = rrb.TimeRangeBoundary.cursor_relative()
-    start = rrb.TimeRangeBoundary.cursor_relative(seconds=-SHOWN_S)
-    axis = rrb.TimeAxis(view_range=rr.TimeRange(start=start, end=end))
 
-    def plot(origin: str, name: str) -> rrb.TimeSeriesView:
-        return rrb.TimeSeriesView(origin=origin, name=name, axis_x=axis)
+    def last(seconds: float) -> rrb.TimeAxis:
+        start = rrb.TimeRangeBoundary.cursor_relative(seconds=-seconds)
+        return rrb.TimeAxis(view_range=rr.TimeRange(start=start, end=rrb.TimeRangeBoundary.cursor_relative()))
+
+    def plot(contents: list[str], name: str) -> rrb.TimeSeriesView:
+        return rrb.TimeSeriesView(origin="/", contents=contents, name=name, axis_x=last(PLOTS_S))
+
+    def states(contents: list[str], name: str) -> StateTimelineView:
+        return StateTimelineView(origin="/", contents=contents, name=name, time_view=last(STATES_S))
 
     return rrb.Blueprint(
         rrb.Vertical(
             rrb.Horizontal(
-                plot("/reaction", "Reaction time, ms"),
-                plot("/age", "Age of control, ms"),
-                plot("/bulk", "Bulk, Mbit/s"),
+                plot(["/bound", "/reaction/**"], "Reaction time, ms"),
+                plot(["/age/**"], "Age of control, ms"),
+                plot(["/bulk/**"], "Bulk, Mbit/s"),
             ),
-            rrb.StateTimelineView(origin="/states", name="Permits, windows, gates", time_view=axis),
+            states(["/leads", "/states/**"], "Permits, windows, gates"),
             rrb.Horizontal(
                 rrb.TextLogView(origin="/alarms", name="Alarms"),
-                rrb.StateTimelineView(origin="/paths", name="Paths", time_view=axis),
-                plot("/air", "In the card or on the air, ms"),
+                *([states(["/paths/**"], "Paths")] if has_paths else []),
+                plot(["/air/**"], "In the card or on the air, ms"),
             ),
-            row_shares=[3, 4, 2],
+            row_shares=[3, 5, 2],
         ),
         rrb.TimePanel(state="collapsed", timeline="time", play_state="following"),
         rrb.SelectionPanel(state="collapsed"),
@@ -77,8 +86,9 @@ class Log:
         self.scalars: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         self.states: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self.styled: set[str] = set()
+        self.newest_loop_ns = 0
         if self.bound_ms is not None:
-            rr.log("reaction/bound", rr.SeriesLines(colors=LATE, names="bound", widths=1.5), static=True)
+            rr.log("bound", rr.SeriesLines(colors=LATE, names="bound", widths=1.5), static=True)
 
     def take(self, topic: str, at_ns: int, value: dict[str, Any]) -> None:
         """Takes a message; those of channels that Rerun has no view for are left out."""
@@ -90,6 +100,7 @@ class Log:
         robot = part(value["robot"])
         match topic:
             case "/coorp/loops":
+                self.newest_loop_ns = max(self.newest_loop_ns, at_ns)
                 self.scalar("reaction", robot, at_ns, value["reaction_ms"])
             case "/coorp/ages":
                 self.scalar("age", robot, at_ns, value["age_ms"])
@@ -105,10 +116,11 @@ class Log:
             case "/coorp/gate":
                 self.state(f"states/{robot}/gate_{part(value['path'])}", at_ns, "" if value["open"] else "held")
             case "/coorp/leader":
-                self.state(f"states/{robot}/leader", at_ns, "leads" if value["event"] == "leads" else "")
+                if value["event"] == "leads":
+                    self.states["leads"].append((at_ns, value["robot"]))
             case "/coorp/paths":
                 says = f"{value['state']}, {value['carries']}" + (", bulk" if value["bulk"] else "")
-                self.state(f"paths/{robot}/{part(value['to'])}/{part(value['path'])}", at_ns, says)
+                self.states[f"paths/{robot}/{part(value['to'])}/{part(value['path'])}"].append((at_ns, says))
 
     def scalar(self, kind: str, name: str, at_ns: int, value: float) -> None:
         """A value of its own, which no line connects to the next."""
@@ -119,18 +131,21 @@ class Log:
         self.scalars[entity].append((at_ns, value))
 
     def state(self, entity: str, at_ns: int, state: str) -> None:
+        """A state of a robot, or none."""
+        if entity not in self.styled:
+            self.styled.add(entity)
+            rr.log(entity, StateConfiguration(values=list(STATES), colors=list(STATES.values())), static=True)
         self.states[entity].append((at_ns, state))
 
     def send(self) -> None:
         """Sends what has come."""
-        if self.bound_ms is not None:
-            newest = max((at for entity, rows in self.scalars.items() if entity[:9] == "reaction/" for at, _ in rows), default=0)
-            if newest:
-                self.scalars["reaction/bound"].append((newest, self.bound_ms))
+        if self.bound_ms is not None and self.newest_loop_ns:
+            self.scalars["bound"].append((self.newest_loop_ns, self.bound_ms))
+        self.newest_loop_ns = 0
         for entity, rows in self.scalars.items():
             rr.send_columns(entity, [times(rows)], rr.Scalars.columns(scalars=[value for _, value in rows]))
         for entity, rows in self.states.items():
-            rr.send_columns(entity, [times(rows)], rr.StateChange.columns(state=[state for _, state in rows]))
+            rr.send_columns(entity, [times(rows)], StateChange.columns(state=[state for _, state in rows]))
         self.scalars.clear()
         self.states.clear()
 
@@ -153,10 +168,10 @@ def connect(port: int) -> subprocess.Popen[bytes] | None:
     """Connects to the viewer at a port. If none listens, starts and returns one, for this machine alone."""
     viewer = None
     if not listens(port):
-        command = [sys.executable, "-m", "rerun_cli", "--bind", "127.0.0.1", "--port", str(port), "--expect-data-soon"]
-        # Its windows stay when this ends, and the folder where this runs has no part in what is imported.
-        folder = Path(rerun_cli.__file__).parents[1]
-        viewer = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True)
+        command = [sys.executable, "-m", "rerun_cli", "--port", str(port), *VIEWER]
+        # Its window stays when this ends, and the folder where this runs has no part in what is imported.
+        folder, apart = Path(rerun_cli.__file__).parents[1], {"RERUN_APP_ONLY": "true", **os.environ}
+        viewer = subprocess.Popen(command, cwd=folder, env=apart, stdin=subprocess.DEVNULL, start_new_session=True)
     rr.connect_grpc(f"rerun+http://127.0.0.1:{port}/proxy")
     return viewer
 
@@ -172,7 +187,7 @@ def main() -> int:
     else:
         rr.save(team["file"])
     rr.send_recording_name(team["team"])
-    rr.send_blueprint(blueprint())
+    rr.send_blueprint(blueprint(team["has_paths"]))
     log = Log(team)
     for line in sys.stdin:
         if line != "\n":

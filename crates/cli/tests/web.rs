@@ -1,148 +1,21 @@
-//! `coorp watch --web` from a browser's view: what comes over the WebSocket is what the robots record and report.
+//! `coorp watch --web` from a browser's view: what comes over the WebSocket is what the robots record and report. Streams to
+//! Foxglove and Rerun: `web/streams.rs`.
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
+#[path = "web/field.rs"]
+mod field;
+#[path = "web/streams.rs"]
+mod streams;
+
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coorp_core::policy::Policy;
-use coorp_node::{Node, Options};
 use serde_json::Value;
-use tungstenite::protocol::Role;
 use tungstenite::{Message, WebSocket};
 
-/// Limit on every wait; no test measures it.
-const LONG: Duration = Duration::from_secs(60);
-const ROBOTS: [&str; 2] = ["base", "scout"];
-/// How far a time on the page may be from the robot's own, apart from the error of its clock: rounding, twice.
-const ROUNDED_MS: f64 = 0.01;
-
-struct Field(PathBuf);
-
-impl Field {
-    fn new(name: &str, ports: [u16; 2]) -> Field {
-        let folder = std::env::temp_dir().join(format!("coorp-web-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        let robot = |place: usize| {
-            let (name, port) = (ROBOTS[place], ports[place]);
-            format!("[[robot]]\nname = \"{name}\"\naddresses = [\"127.0.0.1\"]\nport = {port}\n")
-        };
-        let team = format!("{}leader = true\n{}", robot(0), robot(1));
-        std::fs::write(folder.join("team.toml"), team).unwrap();
-        let field = Field(folder);
-        assert!(field.run(&["keys", "init"]).status.success());
-        field
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_coorp"));
-        command.args(arguments).current_dir(&self.0);
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
-    }
-
-    fn node(&self, robot: &str) -> Node {
-        let options = Options {
-            team: coorp_team::load(&self.0.join("team.toml")).unwrap(),
-            state: Some(self.0.join("state").join(robot)),
-            robot: robot.to_owned(),
-            policy: Policy::named("coorp").unwrap(),
-            insecure: false,
-        };
-        Node::open(options).unwrap()
-    }
-
-    fn web(&self) -> Web {
-        let mut child = self
-            .command(&["watch", "--web", "0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let mut said = BufReader::new(child.stdout.take().unwrap());
-        said.read_line(&mut line).unwrap();
-        let at = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
-        Web {
-            at: at.unwrap_or_else(|| panic!("no address: {line}")).to_owned(),
-            child,
-        }
-    }
-}
-
-impl Drop for Field {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-struct Web {
-    at: String,
-    child: Child,
-}
-
-impl Drop for Web {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Web {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.at).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        stream
-    }
-
-    /// The whole answer to a request; empty if there is none.
-    fn ask(&self, request: &str) -> String {
-        let mut stream = self.connect();
-        stream.write_all(request.replace('\n', "\r\n").as_bytes()).unwrap();
-        let mut answer = Vec::new();
-        // A connection that is reset ends like any other.
-        let _ = stream.read_to_end(&mut answer);
-        String::from_utf8(answer).unwrap()
-    }
-
-    /// The WebSocket, as a browser opens it.
-    fn view(&self) -> WebSocket<TcpStream> {
-        let mut stream = self.connect();
-        let at = &self.at;
-        let request = format!(
-            "GET /live HTTP/1.1\r\nHost: {at}\r\nOrigin: http://{at}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            stream.read_exact(&mut byte).unwrap();
-            head.push(byte[0]);
-        }
-        let head = String::from_utf8(head).unwrap();
-        assert!(
-            head.starts_with("HTTP/1.1 101 ") && head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
-            "{head}"
-        );
-        WebSocket::from_raw_socket(stream, Role::Client, None)
-    }
-}
-
-fn json(socket: &mut WebSocket<TcpStream>) -> Value {
-    match socket.read().unwrap() {
-        Message::Text(text) => serde_json::from_str(text.as_str()).unwrap(),
-        other => panic!("{other:?}"),
-    }
-}
+use self::field::{drive, json, recorded, times, Field, Web, LONG, ROBOTS, ROUNDED_MS, UPGRADE};
 
 /// What a page has collected of one robot.
 #[derive(Default)]
@@ -238,31 +111,10 @@ fn heard(status: &Value) -> u64 {
     heard.iter().map(|heard| heard["count"].as_u64().unwrap()).sum()
 }
 
-/// A recording's messages by topic: Unix time in nanoseconds, and the message.
-fn recorded(path: &Path) -> BTreeMap<String, Vec<(u64, Value)>> {
-    let bytes = std::fs::read(path).unwrap();
-    let mut topics = BTreeMap::<_, Vec<_>>::new();
-    for message in mcap::MessageStream::new(&bytes).unwrap() {
-        let message = message.unwrap();
-        let value = serde_json::from_slice(&message.data).unwrap();
-        let topic = topics.entry(message.channel.topic.clone()).or_default();
-        topic.push((message.log_time, value));
-    }
-    topics
-}
-
-/// The times of what a recording has of a kind.
-fn times(recording: &BTreeMap<String, Vec<(u64, Value)>>, topic: &str, is: impl Fn(&Value) -> bool) -> Vec<u64> {
-    let messages = recording.get(topic).into_iter().flatten();
-    messages.filter(|(_, value)| is(value)).map(|(at, _)| *at).collect()
-}
-
 #[test]
 fn the_page_shows_what_the_robots_record() {
     let field = Field::new("record", [28_700, 28_720]);
     let (base, scout) = (field.node("base"), field.node("scout"));
-    let poses = base.control_subscriber("pose").unwrap();
-    let bulk = base.bulk_receiver().unwrap();
     let file = field.0.join("scout.mcap");
     let recording = scout.record(&file).unwrap();
     let web = field.web();
@@ -271,32 +123,13 @@ fn the_page_shows_what_the_robots_record() {
         let led = |robot: &Shown| robot.status["leader"].is_u64();
         view.absent.is_empty() && view.robots.iter().all(led)
     });
-    let ends = AtomicBool::new(false);
-    let period = coorp_core::Duration::from_millis(10);
-    let pose = scout.control_publisher("pose", Some(period)).unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !ends.load(Ordering::Acquire) {
-                pose.put(b"pose").unwrap();
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        });
-        scope.spawn(|| while poses.recv(Some(Duration::from_secs(2))).is_some() {});
-        let sending = scope.spawn(|| {
-            while !ends.load(Ordering::Acquire) {
-                let mut stream = scout.bulk_stream("base", "map").unwrap();
-                stream.write(&vec![7; 4_000_000]).unwrap();
-                let delivery = stream.finish().unwrap();
-                assert!(bulk.recv(Some(LONG)).is_some());
-                delivery.wait().unwrap();
-            }
-        });
+    let _kept = drive(&base, &scout, |traffic| {
         // Takes all the time, so that nothing is dropped.
         view.until("the gate has held bulk for a window a few times", |view| {
             view.robots[1].spans.get("hold").map_or(0, Vec::len) >= 3
         });
-        ends.store(true, Ordering::Release);
-        view.until("the last bulk is there", |_| sending.is_finished());
+        traffic.end();
+        view.until("the last bulk is there", |_| traffic.is_over());
     });
     // Messages in flight arrive, and statuses count them.
     let settled = view.taken + 25;
@@ -419,9 +252,8 @@ fn nobody_but_a_browser_here_gets_anything() {
         "{refused}"
     );
     // Another page in the same browser.
-    let upgrade = "Upgrade: websocket\nConnection: Upgrade\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
     let refused = web.ask(&format!(
-        "GET /live HTTP/1.1\nHost: {at}\n{upgrade}\nOrigin: http://evil.example\n\n"
+        "GET /live HTTP/1.1\nHost: {at}\n{UPGRADE}\nOrigin: http://evil.example\n\n"
     ));
     assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
     assert!(web

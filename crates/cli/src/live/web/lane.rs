@@ -87,16 +87,18 @@ impl Lane {
             }
             Seen::Window(window) => self.on_window(at, window),
             Seen::Gate { path, held_us } => {
-                let held = self.held.remove(&path);
-                match held_us {
-                    Some(held_us) => {
-                        let since = held.map_or(at, |(since, _)| since);
-                        self.held.insert(path, (since, at + f64::from(held_us) / 1e3));
-                        if held.is_none() {
-                            self.edge(at, Edge::Hold { path, holds: true });
-                        }
+                // One whose window has ended is over, although the gate is asked later.
+                let known = self.held.remove(&path);
+                let held = known.filter(|(_, end)| held_us.is_some() && at <= *end);
+                if held.is_none() {
+                    self.end_hold(path, known, at);
+                }
+                if let Some(held_us) = held_us {
+                    let since = held.map_or(at, |(since, _)| since);
+                    self.held.insert(path, (since, at + f64::from(held_us) / 1e3));
+                    if held.is_none() {
+                        self.edge(at, Edge::Hold { path, holds: true });
                     }
-                    None => self.end_hold(path, held, at),
                 }
             }
             Seen::Control { took_us, .. } => self.add(CONTROL, (ago(took_us), at, 1)),
@@ -146,7 +148,7 @@ impl Lane {
             .collect();
         for path in over {
             let held = self.held.remove(&path);
-            self.end_hold(path, held, held.map_or(until, |(_, end)| end));
+            self.end_hold(path, held, until);
         }
     }
 
@@ -167,10 +169,12 @@ impl Lane {
         self.end(WINDOW, Some(start), end);
     }
 
+    /// A hold ends as planned, but not after `at`.
     fn end_hold(&mut self, path: u8, held: Option<(f64, f64)>, at: f64) {
-        if let Some((since, _)) = held {
-            self.edge(at, Edge::Hold { path, holds: false });
-            self.end(HOLD, Some(since), at);
+        if let Some((since, end)) = held {
+            let end = end.min(at);
+            self.edge(end, Edge::Hold { path, holds: false });
+            self.end(HOLD, Some(since), end);
         }
     }
 
@@ -183,7 +187,7 @@ impl Lane {
     /// Nothing is held any more.
     fn end_holds(&mut self, at: f64) {
         for (path, held) in std::mem::take(&mut self.held) {
-            self.end_hold(path, Some(held), held.1.min(at));
+            self.end_hold(path, Some(held), at);
         }
     }
 
@@ -276,6 +280,11 @@ mod tests {
         lane.on_seen(30.0, gate(0, Some(2_000)));
         lane.on_until(40.0);
         assert_eq!(spans(&mut lane, HOLD), [(30.0, 32.0, 0)]);
+        // A busy machine asks long after.
+        lane.on_seen(50.0, gate(0, Some(2_000)));
+        lane.on_seen(60.0, gate(0, Some(3_000)));
+        lane.on_seen(70.0, gate(0, None));
+        assert_eq!(spans(&mut lane, HOLD), [(50.0, 52.0, 0), (60.0, 63.0, 0)]);
     }
 
     #[test]

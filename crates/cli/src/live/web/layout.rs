@@ -7,8 +7,9 @@ use serde_json::{json, Value};
 
 /// How many robots it shows, in the team file's order; others can be added by hand.
 const ROBOTS_MAX: usize = 16;
-/// How much time plots and states show, seconds.
-const SHOWN_S: u32 = 10;
+/// How much time plots show, and states, which change faster; seconds.
+const PLOTS_S: u32 = 20;
+const STATES_S: u32 = 3;
 
 /// Panels by the name that the arrangement below has for them. `RosOut` is Foxglove's name of the log.
 const REACTION: &str = "Plot!reaction";
@@ -46,13 +47,10 @@ pub fn layout(team: &Team) -> String {
         REACTION: plot("Reaction time, ms", reaction),
         AGES: plot("Age of control, ms", of_each("/coorp/ages", "age_ms", false)),
         BULK: plot("Bulk sent, Mbit/s", of_each("/coorp/bulk", "sent_mbps", true)),
-        STATES: {
-            "foxglovePanelTitle": "Permits, windows, gates", "paths": states, "isSynced": true, "xAxisRange": SHOWN_S,
-        },
-        ALARMS: {
-            "foxglovePanelTitle": "Alarms", "topicToRender": "/coorp/alarms", "minLogLevel": 1, "searchTerms": [],
-            "nameFilter": {},
-        },
+        STATES: titled("Permits, windows, gates", json!({"paths": states, "isSynced": false, "xAxisRange": STATES_S})),
+        ALARMS: titled("Alarms", json!({
+            "topicToRender": "/coorp/alarms", "minLogLevel": 1, "searchTerms": [], "nameFilter": {},
+        })),
     });
     let arrangement = json!({
         "direction": "row",
@@ -80,11 +78,22 @@ fn series(path: &str, label: &str, lines: bool) -> Value {
 }
 
 fn plot(title: &str, paths: Vec<Value>) -> Value {
-    json!({
-        "foxglovePanelTitle": title, "paths": paths, "minYValue": 0, "showLegend": true, "legendDisplay": "floating",
-        "showPlotValuesInLegend": false, "showXAxisLabels": true, "showYAxisLabels": true, "isSynced": true,
-        "xAxisVal": "timestamp", "followingViewWidth": SHOWN_S, "sidebarDimension": 240,
-    })
+    titled(
+        title,
+        json!({
+            "paths": paths, "minYValue": 0, "showLegend": false, "legendDisplay": "floating", "showPlotValuesInLegend": false,
+            "showXAxisLabels": true, "showYAxisLabels": true, "isSynced": true, "xAxisVal": "timestamp",
+            "followingViewWidth": PLOTS_S, "sidebarDimension": 240,
+        }),
+    )
+}
+
+/// A panel with a title, for Foxglove and for Lichtblick, which has another name for it.
+fn titled(title: &str, mut panel: Value) -> Value {
+    for name in ["foxglovePanelTitle", "lichtblickPanelTitle"] {
+        panel[name] = title.into();
+    }
+    panel
 }
 
 #[cfg(test)]

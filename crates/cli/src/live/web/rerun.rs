@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use coorp_core::RobotId;
 use coorp_team::Team;
 use serde_json::{json, Value};
 
@@ -98,7 +99,7 @@ fn hello(team: &Team, to: &To) -> Value {
     };
     json!({
         "team": team.name, "port": port, "file": file,
-        "robots": team.robots.iter().map(|robot| robot.name.as_str()).collect::<Vec<_>>(),
+        "has_paths": (0..).map(RobotId).take(team.robots.len()).any(|robot| team.paths_used(robot) > 1),
         "bound_ms": team.control.as_ref().map(|control| control.bound.as_millis_f64()),
     })
 }

@@ -127,9 +127,21 @@ fn log_schema() -> Value {
 /// Levels of `foxglove.Log`.
 #[derive(Clone, Copy)]
 enum Level {
-    Info = 2,
-    Warning = 3,
-    Error = 4,
+    Info,
+    Warning,
+    Error,
+    /// Information that something is over.
+    Over,
+}
+
+impl Level {
+    fn number(self) -> u8 {
+        match self {
+            Level::Info | Level::Over => 2,
+            Level::Warning => 3,
+            Level::Error => 4,
+        }
+    }
 }
 
 /// A message of a channel.
@@ -290,11 +302,12 @@ impl Stream {
             }
             Edge::Led(None) => (Kind::Leader, json!({"event": "deposed", "leader": ""}), String::new()),
             Edge::Led(Some(leader)) => {
-                let event = if usize::from(leader.0) == id {
-                    "leads"
-                } else {
-                    "follows"
-                };
+                let leads = usize::from(leader.0) == id;
+                if leads {
+                    let team = self.team.name.clone();
+                    self.log(&team, at, Level::Info, "leader", &format!("{me} leads"));
+                }
+                let event = if leads { "leads" } else { "follows" };
                 let value = json!({"event": event, "leader": self.name(leader.0)});
                 (Kind::Leader, value, String::new())
             }
@@ -349,7 +362,7 @@ impl Stream {
             self.log(&me, at, Level::Warning, alarm, alarm);
         }
         for alarm in before.difference(&now) {
-            self.log(&me, at, Level::Info, alarm, &format!("over: {alarm}"));
+            self.log(&me, at, Level::Over, alarm, &format!("over: {alarm}"));
         }
     }
 
@@ -366,7 +379,7 @@ impl Stream {
                     let why = why.map_or_else(|| format!(". {advice}"), |why| format!(": {why}"));
                     self.log(&me, now, Level::Error, "answers", &format!("{me} does not answer{why}"));
                 }
-                None if was => self.log(&me, now, Level::Info, "answers", &format!("{me} answers again")),
+                None if was => self.log(&me, now, Level::Over, "answers", &format!("{me} answers again")),
                 _ => {}
             }
         }
@@ -385,17 +398,17 @@ impl Stream {
                 "leads",
                 "nobody leads, so nobody gets a permit",
             ),
-            (false, true) => self.log(&team, now, Level::Info, "leads", "somebody leads again"),
+            (false, true) => self.log(&team, now, Level::Over, "leads", "somebody leads again"),
             _ => {}
         }
     }
 
-    /// Adds an alarm, or, as information, that it is over.
+    /// Adds what an operator should look at, or that it is over.
     fn log(&mut self, name: &str, at: f64, level: Level, about: &str, message: &str) {
         const SECOND_NS: u64 = 1_000_000_000;
         let at_ns = self.unix_ns(at);
         let value = json!({
-            "timestamp": {"sec": at_ns / SECOND_NS, "nsec": at_ns % SECOND_NS}, "level": level as u8, "message": message,
+            "timestamp": {"sec": at_ns / SECOND_NS, "nsec": at_ns % SECOND_NS}, "level": level.number(), "message": message,
             "name": name, "file": "", "line": 0,
         });
         self.pending.push(Message {
@@ -403,7 +416,7 @@ impl Stream {
             at_ns,
             text: value.to_string(),
             key: Some(format!("{name} {about}")),
-            ends: matches!(level, Level::Info),
+            ends: matches!(level, Level::Over),
         });
     }
 
@@ -555,7 +568,9 @@ mod tests {
         // Later than that, but not left out.
         both.look(0, 700, &[(500, Seen::Led(Some(RobotId(0))))], None);
         let led = json!({"robot": "base", "event": "leads", "leader": "base"});
-        assert_eq!(both.told(710), [("/coorp/leader".to_owned(), 200, led)]);
+        let told = both.told(710);
+        assert_eq!(told[1], ("/coorp/leader".to_owned(), 200, led));
+        assert_eq!((told.len(), &told[0].2["message"]), (2, &json!("base leads")));
     }
 
     #[test]
