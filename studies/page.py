@@ -2,12 +2,13 @@
 
     cargo build --release -p coorp-cli
     apt-get install chromium               # or COORP_BROWSER=/path/to/chrome
-    pip install '.[learn]'                 # for Pillow
+    pip install '.[learn]' rerun-sdk       # for Pillow; Rerun for its picture
     sudo python studies/page.py [--quick] [--pictures FOLDER]
 
 **Pictures.** `examples/navigation.toml` with the policy `coorp`, live over `coorp emu`: each robot runs the traffic
 of `coorp emu --demo`, and the leader's also the page and the browser. Writes the page at a desk's and a phone's width,
-light and dark, as the pictures in docs.
+light and dark, as the pictures in docs. Then Rerun's viewer, and, if COORP_LICHTBLICK names a folder with the web build
+of Lichtblick (the open-source fork of Foxglove), that, each with the stream that it gets.
 
 **Frames.** A made-up team of 50 robots at 30 Hz (lib/crowd.js), in place of the WebSocket: the time between two
 frames and the script's work for each, at both widths. The page shows one second, as at first, and 20 s, which is the
@@ -20,12 +21,14 @@ the figures mean little, and pictures are made only if `--pictures` says where t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 from lib.browser import Browser, find
@@ -36,7 +39,7 @@ from lib.table import number, show
 from PIL import Image
 
 TEAM = REPOSITORY / "examples" / "navigation.toml"
-PORT = 8460
+PORT, FOXGLOVE_PORT, RERUN_PORT, SITE_PORT = 8460, 8765, 9876, 8461
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
 FRAMES_S, FRAMES_QUICK_S = 15.0, 3.0
 FRAMES = """
@@ -101,6 +104,7 @@ def part(folder: Path, seconds: int) -> int:
     robot = subprocess.Popen(command)
     if os.environ["COORP_ROBOT"] == os.environ["COORP_LEADER"]:
         pictures(program, team, folder)
+        viewers(program, team, folder)
     return robot.wait()
 
 
@@ -130,6 +134,57 @@ def pictures(program: Path, team: Path, folder: Path) -> None:
         (folder / "complaints").write_text("\n".join(complaints))
     watch.kill()
     watch.communicate()
+
+
+def viewers(program: Path, team: Path, folder: Path) -> None:
+    """Writes what viewers of streams look like, those of them that are here."""
+    rerun, lichtblick = importlib.util.find_spec("rerun_cli"), os.environ.get("COORP_LICHTBLICK")
+    if rerun is None:
+        return
+    from rerun.experimental import ViewerClient
+
+    width, height = SIZES["desktop"]
+    size = ["--window-size", f"{width}x{height}", "--headless"]
+    command = [sys.executable, "-m", "rerun_cli", "--bind", "127.0.0.1", "--port", str(RERUN_PORT), *size]
+    viewer = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "RERUN_APP_ONLY": "true"})
+    os.environ["COORP_PYTHON"] = sys.executable
+    watch = served(program, team, "--foxglove", str(FOXGLOVE_PORT), "--rerun", str(RERUN_PORT))
+    if lichtblick:
+        stream(Path(lichtblick), folder)
+    else:
+        time.sleep(15)
+    ViewerClient.connect(f"rerun+http://127.0.0.1:{RERUN_PORT}/proxy").save_screenshot(str(folder / "live-rerun.png"))
+    for process in (viewer, watch):
+        process.kill()
+        process.communicate()
+
+
+def stream(build: Path, folder: Path) -> None:
+    """Writes what Lichtblick looks like with the team's layout."""
+    site = folder / "lichtblick"
+    site.mkdir()
+    for file in build.iterdir():
+        (site / file.name).symlink_to(file)
+    with urllib.request.urlopen(f"http://127.0.0.1:{FOXGLOVE_PORT}/layout.json") as answer:
+        layout = answer.read().decode()
+    index = (build / "index.html").read_text().replace("/*LICHTBLICK_SUITE_DEFAULT_LAYOUT_PLACEHOLDER*/", layout)
+    (site / "index.html").unlink()
+    (site / "index.html").write_text(index)
+    command = [sys.executable, "-m", "http.server", str(SITE_PORT), "--bind", "127.0.0.1", "-d", site]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    browser = find()
+    assert browser is not None
+    width, height = SIZES["desktop"]
+    with Browser(browser, folder / "other-browser") as page:
+        url = f"http://localhost:{SITE_PORT}/?ds=foxglove-websocket&ds.url=ws://localhost:{FOXGLOVE_PORT}"
+        page.open(url, width=width, height=height)
+        time.sleep(20)
+        # Without its side bars.
+        page.click("[data-testid=sidebar-close-left]")
+        time.sleep(3)
+        page.picture(folder / "live-foxglove.png")
+    server.kill()
+    server.communicate()
 
 
 def scheme(dark: bool) -> dict[str, str]:

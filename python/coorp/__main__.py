@@ -1,5 +1,6 @@
 """The command `coorp`: `learn` and `run` are Python, everything else is the native command line."""
 
+import os
 import signal
 import sys
 
@@ -18,6 +19,8 @@ def main() -> int:
         from coorp.reactor.main import main as run
 
         return run(arguments[1:])
+    # `coorp watch --rerun` runs Python, and what is installed beside this package is installed here.
+    os.environ.setdefault("COORP_PYTHON", sys.executable)
     # The native code does not return to Python to check for Ctrl-C, so let the system end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main(arguments)
