@@ -39,8 +39,8 @@ except ImportError as error:
     sys.exit(NO_PACKAGE)
 
 LEVELS = {2: rr.TextLogLevel.INFO, 3: rr.TextLogLevel.WARN, 4: rr.TextLogLevel.ERROR}
-LATE = 0xB3001BFF
-STATES = {"permit": 0xF4DC8CFF, "window": 0x56B4E9FF, "held": 0xB0548AFF}
+LATE = [179, 0, 27]
+STATES = {"permit": [244, 220, 140], "window": [86, 180, 233], "held": [176, 84, 138]}
 """What is shown in a colour of its own, as on the page."""
 
 

@@ -383,6 +383,9 @@ fn rerun_gets_the_same_as_lines_and_says_what_is_missing() {
         .filter(|line| !line.is_empty())
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
+    std::fs::write(field.0.join("run.rrd"), "").unwrap();
+    let (code, _, said) = run(&stand_in(&field, "exit 0"));
+    assert!(code == Some(2) && said.contains("run.rrd exists"), "{said}");
     for robot in ROBOTS {
         let is_status = |message: &&Value| message["topic"] == "/coorp/status" && message["value"]["robot"] == robot;
         assert!(messages.iter().find(is_status).unwrap()["at_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);

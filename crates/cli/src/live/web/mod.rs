@@ -114,7 +114,9 @@ pub fn run(team: &Team, watch: Watch, outlets: &Outlets) -> Result<(), Failure> 
     let robots = team.robots.len();
     let follower: Arc<dyn Follower> = feed.clone();
     watch.follow(ask_every(robots), status_every(robots), &follower);
-    let (stream, to) = (Stream::new(team, began_ns), (pages.clone(), streams.clone()));
+    let has_streams = foxglove.is_some() || outlets.rerun.is_some();
+    let stream = has_streams.then(|| Stream::new(team, began_ns));
+    let to = (pages.clone(), streams.clone());
     spawn("coorp-tell", move || tell(&watch, &feed, stream, &to))?;
     let mut serving = Vec::new();
     if let Some((listener, at)) = page {
@@ -174,7 +176,7 @@ fn moment(watch: &Watch) -> (Instant, Duration) {
 }
 
 /// Tells all viewers what is new.
-fn tell(watch: &Watch, feed: &Feed, mut stream: Stream, to: &(Arc<Hub<Utf8Bytes>>, Arc<Hub<Arc<Block>>>)) {
+fn tell(watch: &Watch, feed: &Feed, mut stream: Option<Stream>, to: &(Arc<Hub<Utf8Bytes>>, Arc<Hub<Arc<Block>>>)) {
     let (pages, streams) = to;
     let mut number = 0;
     loop {
@@ -190,10 +192,12 @@ fn tell(watch: &Watch, feed: &Feed, mut stream: Stream, to: &(Arc<Hub<Utf8Bytes>
             let bytes = text.len();
             pages.tell(text.into(), bytes);
         }
-        // Also while only pages are open, so that it is in no doubt about what is so.
-        let block = stream.on_batch(&batch);
-        let bytes = block.bytes();
-        streams.tell(block, bytes);
+        // Also while only pages are open: a stream knows what is so.
+        if let Some(stream) = &mut stream {
+            let block = stream.on_batch(&batch);
+            let bytes = block.bytes();
+            streams.tell(block, bytes);
+        }
     }
 }
 

@@ -62,6 +62,17 @@ impl To {
 /// # Errors
 /// If Rerun is missing, or fails.
 pub fn run(team: &Team, hub: &Arc<Hub<Arc<Block>>>, to: &To) -> Result<(), Failure> {
+    if let To::File(file) = to {
+        if file.exists() {
+            let file = file.display();
+            return Err(Failure::Input(format!(
+                "error: {file} exists; name another file, or delete it"
+            )));
+        }
+    }
+    let Some(viewer) = hub.view(usize::MAX) else {
+        return Err(Failure::Found("failed: too many viewers are connected".to_owned()));
+    };
     let python = std::env::var_os(PYTHON).unwrap_or_else(|| OsString::from("python3"));
     let spawned = Command::new(&python).args(["-c", SCRIPT]).stdin(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| {
@@ -71,9 +82,6 @@ pub fn run(team: &Team, hub: &Arc<Hub<Arc<Block>>>, to: &To) -> Result<(), Failu
              name another interpreter in {PYTHON}"
         ))
     })?;
-    let Some(viewer) = hub.view(1) else {
-        return Ok(());
-    };
     // If it ends, its exit code says why.
     let _ = tell(&mut child, &hello(team, to), viewer);
     drop(child.stdin.take());

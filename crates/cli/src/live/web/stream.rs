@@ -9,8 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use coorp_core::robot::WATCHED;
+use coorp_core::RobotId;
 use coorp_node::recording::Kind;
-use coorp_node::status::Status;
+use coorp_node::status::{Permit, Status};
 use coorp_team::Team;
 use serde_json::{json, Value};
 
@@ -19,8 +21,6 @@ use super::lane::{Edge, BULK, CONTROL, LOOP};
 
 /// Robots have so long to answer before they count as absent.
 const GRACE_MS: f64 = 3_000.0;
-/// After a pause of this length, robots were not asked.
-const PAUSED_MS: f64 = 1_000.0;
 
 /// What a channel carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,7 +189,7 @@ pub struct Stream {
     /// Not told yet, in the order of time.
     pending: Vec<Message>,
     latest: Arc<Latest>,
-    /// Since when, and until when robots were asked without a pause.
+    /// Since when, and until when robots were asked without a pause that makes them forget.
     asked: (f64, f64),
     led: bool,
 }
@@ -198,6 +198,9 @@ pub struct Stream {
 #[derive(Default)]
 struct Known {
     status: Option<Box<Status>>,
+    /// Whether it may send bulk, and who leads, as last told.
+    permitted: Option<bool>,
+    leader: Option<RobotId>,
     alarms: BTreeSet<String>,
     absent: bool,
 }
@@ -219,7 +222,9 @@ impl Stream {
     /// Takes a batch, and returns what is to be told now.
     pub fn on_batch(&mut self, batch: &Batch) -> Arc<Block> {
         let now = batch.now;
-        if now - self.asked.1 > PAUSED_MS {
+        if now - self.asked.1 > WATCHED.as_millis_f64() {
+            // Nobody viewed: what was so may not be so any more, and robots tell it again.
+            *self = Stream::new(&self.team, self.began_ns);
             self.asked.0 = now;
         }
         self.asked.1 = now;
@@ -263,6 +268,16 @@ impl Stream {
         for (at, edge) in &update.done.edges {
             self.on_edge(id, told(*at), *edge);
         }
+        // Who is not the first to look at a robot is told changes alone.
+        if let Some((at, status)) = &update.status {
+            let leader = status.leader.map(RobotId);
+            if self.robots[id].leader != leader {
+                self.on_edge(id, told(*at), Edge::Led(leader));
+            }
+            if self.robots[id].permitted.is_none() && status.permit != Permit::NotNeeded {
+                self.on_edge(id, told(*at), Edge::Permit(status.permit == Permit::Holding));
+            }
+        }
         for (kind, spans) in &update.done.spans {
             for (start, end, packets) in spans {
                 let (at, took_ms) = (told(*end), rounded(end - start));
@@ -295,6 +310,11 @@ impl Stream {
 
     fn on_edge(&mut self, id: usize, at: f64, edge: Edge) {
         let me = self.name_of(id).to_owned();
+        match edge {
+            Edge::Permit(permitted) => self.robots[id].permitted = Some(permitted),
+            Edge::Led(leader) => self.robots[id].leader = leader,
+            _ => {}
+        }
         let (kind, value, key) = match edge {
             Edge::Permit(permitted) => {
                 let event = if permitted { "permitted" } else { "not-permitted" };
@@ -594,6 +614,8 @@ mod tests {
         assert!(before[0].contains("\"not-permitted\"") && before[0].contains("base"));
         assert!(before[1].contains("\"permitted\"") && before[1].contains("scout"));
         assert_eq!(both.block(2_100).before.len(), 2);
+        // Nobody viewed for a while.
+        assert_eq!(both.block(9_000).before.len(), 0);
     }
 
     #[test]
@@ -642,9 +664,22 @@ mod tests {
             before.keys().all(|(channel, _)| *channel != Channel::Alarms),
             "nothing to look at"
         );
-        // It started again: no rate from before.
+        // Another viewer had looked before, so that who leads and may send is in no event.
+        let second = Status {
+            leader: Some(0),
+            permit: Permit::Holding,
+            ..status(7_000, 3_500_000, Vec::new())
+        };
+        both.look(1, 2_500, &[], Some(second.clone()));
+        let told = both.told(3_500);
+        let said: Vec<&Value> = told.iter().map(|(_, _, value)| &value["event"]).collect();
+        assert_eq!(said[2..], ["follows", "permitted"]);
+        both.look(1, 2_600, &[], Some(second));
+        assert_eq!(both.told(3_600).len(), 1);
+        // It started again: no rate from before, and no leader yet.
         both.look(1, 3_000, &[], Some(status(100, 50, Vec::new())));
-        assert_eq!(both.told(4_000).len(), 1);
+        let topics: Vec<String> = both.told(4_000).into_iter().map(|(topic, ..)| topic).collect();
+        assert_eq!(topics, ["/coorp/status", "/coorp/leader"]);
     }
 
     #[test]
