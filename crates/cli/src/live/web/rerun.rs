@@ -1,7 +1,7 @@
 //! `coorp watch --rerun`: what Foxglove gets, to Rerun's viewer or into a file of Rerun.
 //!
 //! Rerun is spoken to in Python, with its package `rerun-sdk`: that brings the viewer too. A script in the binary
-//! (`assets/rerun.py`) gets one line of JSON for each message, and logs it. The pipe between the two is short. While Rerun is
+//! (`assets/to_rerun.py`) gets one line of JSON for each message, and logs it. The pipe between the two is short. While Rerun is
 //! slow, this end waits, and then goes on with the newest.
 
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use super::stream::{Block, Message};
 use crate::failure::Failure;
 use crate::output;
 
-const SCRIPT: &str = include_str!("../../../assets/rerun.py");
+const SCRIPT: &str = include_str!("../../../assets/to_rerun.py");
 /// The port at which a viewer listens, unless told otherwise.
 pub const PORT: &str = "9876";
 /// The interpreter that has `rerun-sdk`; the Python package sets it to its own.

@@ -24,6 +24,8 @@ PLOTS_S, STATES_S = 20.0, 3.0
 """How much time plots show, and states, which change faster."""
 QUIET_S = 5.0
 """How long Rerun may take to take what is left at the end."""
+START = "import sys, rerun_cli.__main__ as viewer; sys.exit(viewer.main())"
+"""Runs the viewer. As `-m rerun_cli`, it would not say whether it could."""
 VIEWER = ["--bind", "127.0.0.1", "--expect-data-soon", "--memory-limit", "2GiB", "--server-memory-limit", "256MiB"]
 """How a viewer is started: for this machine alone, and with the newest data that fits."""
 
@@ -168,7 +170,7 @@ def connect(port: int) -> subprocess.Popen[bytes] | None:
     """Connects to the viewer at a port. If none listens, starts and returns one, for this machine alone."""
     viewer = None
     if not listens(port):
-        command = [sys.executable, "-m", "rerun_cli", "--port", str(port), *VIEWER]
+        command = [sys.executable, "-c", START, "--port", str(port), *VIEWER]
         # Its window stays when this ends, and the folder where this runs has no part in what is imported.
         folder, apart = Path(rerun_cli.__file__).parents[1], {"RERUN_APP_ONLY": "true", **os.environ}
         viewer = subprocess.Popen(command, cwd=folder, env=apart, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -198,7 +200,7 @@ def main() -> int:
         if viewer is not None and (code := viewer.poll()) is not None:
             if code:
                 print("Rerun's viewer does not run here; '--rerun FILE.rrd' writes a file instead", file=sys.stderr)
-            return min(code, 1)
+            return int(code != 0)
     log.send()
     recording = rr.get_global_data_recording()
     if recording is not None:
