@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,23 @@ def finished(file: Path) -> Rows:
     return rows(file)
 
 
-def watch(file: Path, to: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "coorp", "watch", str(file), "--rerun", str(to)])
-    until = time.monotonic() + SOON
-    while not to.exists():
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.1)
-    return process
-
-
-def test_a_file_has_what_the_programs_see_and_the_robots_report(team: Team, tmp_path: Path) -> None:
+@pytest.fixture
+def watch(team: Team, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`coorp watch --rerun`, and its file."""
     file = tmp_path / "run.rrd"
-    process = watch(team.fleet.file, file)
+    process = subprocess.Popen([sys.executable, "-m", "coorp", "watch", str(team.fleet.file), "--rerun", str(file)])
+    until = time.monotonic() + SOON
+    while not file.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    yield process, file
+    process.kill()
+    process.wait()
+
+
+def test_a_file_has_what_the_programs_see_and_the_robots_report(
+    team: Team, watch: tuple[subprocess.Popen[bytes], Path]
+) -> None:
+    process, file = watch
     # Robots are asked from the beginning.
     until_logged(file, "/leads", 1)
     team.drive()
