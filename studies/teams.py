@@ -61,7 +61,9 @@ def be_robot(name: str, folder: Path) -> None:
             "alive": len(status["alive"]),
             "leader": status["leader"],
             "descriptors": len(os.listdir("/proc/self/fd")),
-            "refused": sum(count for _, count in status["door"]["totals"]) + status["refused"]["strangers"],
+            # The handshake of an own robot may not finish in time where 24 of them share a few cores.
+            "refused": sum(count for reason, count in status["door"]["totals"] if reason != "Unfinished")
+            + status["refused"]["strangers"],
         }
         print(json.dumps(marks), flush=True)
     os._exit(0)
