@@ -13,6 +13,7 @@ mod program;
 pub mod replay;
 mod rights;
 mod supervise;
+mod terminal;
 pub mod up;
 pub mod watch;
 mod web;

@@ -197,13 +197,17 @@ fn last_number(folder: &Path) -> std::io::Result<u64> {
 }
 
 /// The signals that end a process cleanly.
-struct Signals {
+pub struct Signals {
     which: Arc<AtomicUsize>,
     came: UnixStream,
 }
 
 impl Signals {
-    fn watch() -> Result<Signals, Failure> {
+    /// Catches them from now on.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn watch() -> Result<Signals, Failure> {
         let which = Arc::new(AtomicUsize::new(0));
         let (came, tells) = UnixStream::pair().map_err(|error| unwatched(&error))?;
         for signal in [SIGHUP, SIGINT, SIGTERM] {
@@ -218,7 +222,13 @@ impl Signals {
     /// Waits for one of these signals.
     fn wait(mut self) -> Result<i32, Failure> {
         self.came.read_exact(&mut [0]).map_err(|error| unwatched(&error))?;
-        Ok(i32::try_from(self.which.load(Ordering::Acquire)).unwrap_or(SIGTERM))
+        Ok(self.caught().unwrap_or(SIGTERM))
+    }
+
+    /// The newest of these signals, if one has come.
+    pub fn caught(&self) -> Option<i32> {
+        let which = i32::try_from(self.which.load(Ordering::Acquire)).ok();
+        which.filter(|signal| *signal != 0)
     }
 }
 

@@ -1,5 +1,5 @@
-//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages; once, continuously, on a
-//! page, or as a stream (`web`).
+//! `coorp watch`: shows which robots are present, and their permits, windows, paths and ages: in a terminal (`terminal`), as
+//! text, once or continuously, on a page, or as a stream (`web`).
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use coorp_node::watch::Watch;
 use coorp_node::RobotId;
 use coorp_team::Team;
 
-use super::{load, note_insecure, web};
+use super::{load, note_insecure, terminal, web};
 use crate::failure::Failure;
 use crate::output;
 use crate::summary::count;
@@ -60,6 +60,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.outlets.any() {
         return web::run(&team, watch, &args.outlets);
     }
+    if terminal::is_possible() {
+        return terminal::run(&team, watch);
+    }
     let term = console::Term::stdout();
     loop {
         let began = Instant::now();
@@ -102,25 +105,35 @@ fn refusals(team: &Team, watch: &Watch) -> String {
     watch.refusals().into_iter().map(line).collect()
 }
 
-/// The whole view as text.
-fn view(team: &Team, here: &[Status]) -> String {
-    let name = |place: u16| {
-        team.robots
-            .get(usize::from(place))
-            .map_or("?", |robot| robot.name.as_str())
-    };
+/// Who is here, who leads, and who may send bulk.
+pub fn summary(team: &Team, here: &[Status]) -> String {
     let names = |places: &[u16]| match places {
         [] => "nobody".to_owned(),
-        places => places.iter().map(|place| name(*place)).collect::<Vec<_>>().join(", "),
+        places => places
+            .iter()
+            .map(|place| name_in(team, *place))
+            .collect::<Vec<_>>()
+            .join(", "),
     };
-    let mut text = format!("{}: {} of {} robots here", team.name, here.len(), team.robots.len());
+    let text = format!("{}: {} of {} robots here", team.name, here.len(), team.robots.len());
     match here.iter().find(|status| status.leads) {
         Some(leader) => {
             let (holders, queue) = (names(&leader.holders), names(&leader.queue));
-            text += &format!(", {} leads; permits: {holders}; waiting: {queue}\n", leader.robot);
+            format!("{text}, {} leads; permits: {holders}; waiting: {queue}", leader.robot)
         }
-        None => text += ", nobody leads, so nobody gets a permit\n",
+        None => format!("{text}, nobody leads, so nobody gets a permit"),
     }
+}
+
+fn name_in(team: &Team, place: u16) -> &str {
+    let robot = team.robots.get(usize::from(place));
+    robot.map_or("?", |robot| robot.name.as_str())
+}
+
+/// The whole view as text.
+fn view(team: &Team, here: &[Status]) -> String {
+    let name = |place: u16| name_in(team, place);
+    let mut text = summary(team, here) + "\n";
     text += &robots(team, here).layout(terminal_width());
     for sheet in [
         heard(here, name, team.control.is_some()),
@@ -152,7 +165,7 @@ fn view(team: &Team, here: &[Status]) -> String {
 }
 
 /// The newest list of revoked certificates, who lacks it, and who was given others.
-fn revoked(here: &[Status]) -> String {
+pub fn revoked(here: &[Status]) -> String {
     let newest = here
         .iter()
         .map(|status| status.revoked)
@@ -187,7 +200,7 @@ fn revoked(here: &[Status]) -> String {
 }
 
 /// What each robot refused most often of those who attempted to connect, one line each.
-fn refused(here: &[Status]) -> String {
+pub fn refused(here: &[Status]) -> String {
     let mut text = String::new();
     for status in here {
         for refused in status.door.refused.iter().take(REFUSED_MAX) {
@@ -202,7 +215,7 @@ fn refused(here: &[Status]) -> String {
 }
 
 /// What each robot tried in vain and refused while it looked for the others, one line each.
-fn found(here: &[Status]) -> String {
+pub fn found(here: &[Status]) -> String {
     let mut text = String::new();
     for status in here {
         let of_found = &status.found;
@@ -292,7 +305,7 @@ fn row(status: &Status) -> Vec<String> {
 
 /// One row per control topic, sender and receiver. If the team has a control loop, shows the share of messages over its
 /// bound, such as the commands of a late loop.
-fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str, bounded: bool) -> Sheet {
+pub fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str, bounded: bool) -> Sheet {
     let titles = [
         "control",
         "from",
@@ -333,7 +346,7 @@ fn heard<'n>(here: &[Status], name: impl Fn(u16) -> &'n str, bounded: bool) -> S
 }
 
 /// One row per path, for robots that send to another robot over one of several paths.
-fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
+pub fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     let titles = ["from", "to", "path", "is", "round trip", "fails", "carries"];
     let paths = here
         .iter()
@@ -375,7 +388,7 @@ fn choices<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
 }
 
 /// One row per gathered topic, gathering robot and sender.
-fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
+pub fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
     let titles = ["gathered", "from", "by", "lists", "missed", "age"];
     let rows = here
         .iter()
@@ -399,7 +412,7 @@ fn gathered<'n>(here: &[Status], name: impl Fn(u16) -> &'n str) -> Sheet {
 }
 
 /// One row per flow of an unchanged program, for robots that protect theirs; of each robot, those that count most.
-fn flows(here: &[Status]) -> Sheet {
+pub fn flows(here: &[Status]) -> Sheet {
     let titles = [
         "robot",
         "flow",

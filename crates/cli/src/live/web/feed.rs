@@ -104,11 +104,11 @@ pub struct Update {
     pub robot: u16,
     pub until: f64,
     /// The error bound of its clock.
-    within_ms: f64,
+    pub within_ms: f64,
     #[serde(flatten)]
     pub done: Done,
-    open: Vec<(&'static str, f64, Option<f64>)>,
-    lost: u64,
+    pub open: Vec<(&'static str, f64, Option<f64>)>,
+    pub lost: u64,
     /// With its time, for streams.
     #[serde(skip)]
     pub status: Option<(f64, Box<Status>)>,

@@ -17,11 +17,11 @@
 //! Left out: other machines. A viewer has no operator's certificate to show, and whoever reaches a port without one would see
 //! the team. `ssh -L` brings a port to a phone or another machine, with ssh's proof of who asks.
 
-mod feed;
+pub mod feed;
 mod foxglove;
 mod http;
 mod hub;
-mod lane;
+pub mod lane;
 mod layout;
 mod rerun;
 mod serve;
