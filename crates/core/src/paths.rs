@@ -32,6 +32,7 @@
 //! which control does not have).
 
 mod merge;
+pub mod plan;
 mod receiver;
 mod sender;
 

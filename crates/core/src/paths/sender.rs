@@ -1,6 +1,6 @@
 //! The sender's half: decides which paths are alive and good, and which of them carry a message.
 
-use super::{ahead, Duplicate, Echo, InterfaceId, PathConfig, PathError, PathId, Probe, PATHS_MAX};
+use super::{ahead, plan, Duplicate, Echo, InterfaceId, PathConfig, PathError, PathId, Probe, PATHS_MAX};
 use crate::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -318,23 +318,19 @@ impl Sender {
 
     /// Returns the number of copies at which the product of their failure rates is small enough (eq. 11, 12 and 16).
     fn copies_needed(&self, order: &[usize]) -> usize {
-        let delay = self.paths[order[0]].delay();
-        let mean_allows = 1.0 - delay / (self.config.target.as_nanos() as f64).max(1.0);
+        let delay = self.paths[order[0]].delay() / (self.config.target.as_nanos() as f64).max(1.0);
+        let mean_allows = plan::failures_allowed(delay, 0.0);
         let allowed = self.config.failures_max.min(mean_allows).max(FAILURES_FLOOR);
-        let mut failures = 1.0;
-        for (at, path) in order.iter().enumerate() {
-            failures *= self.paths[*path].failures().max(FAILURES_FLOOR);
-            // Dropping a copy takes a better failure rate than continuing without it.
-            let enough = if at + 1 < self.copies {
+        let failures = order.iter().map(|at| self.paths[*at].failures().max(FAILURES_FLOOR));
+        // Dropping a copy takes a better failure rate than continuing without it.
+        let enough = |copies| {
+            if copies < self.copies {
                 allowed * RELENTS
             } else {
                 allowed
-            };
-            if failures <= enough {
-                return at + 1;
             }
-        }
-        order.len()
+        };
+        plan::fewest(failures, enough).unwrap_or(order.len())
     }
 
     /// Moves times along with a clock that steps back, so that open copies do not last longer.
