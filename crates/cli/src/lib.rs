@@ -70,7 +70,7 @@ enum Command {
     Sim(sim::Args),
     /// Run real programs, one per robot, over the team's WiFi, emulated on this machine (needs root)
     Emu(emu::Args),
-    /// Find how many robots fit on the channel, from the model and from simulation
+    /// Find how many robots fit on the channel, or how many interfaces they need, from a model and from simulation
     Plan(plan::Args),
     /// Report what is wrong with a team file, and where
     Check(check::Args),

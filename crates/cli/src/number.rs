@@ -36,10 +36,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// The duration is not positive, not a number, or longer than a day; the message says how to fix it.
 pub fn checked_duration(seconds: f64) -> Result<Duration, String> {
     if seconds.is_nan() || seconds < 1e-3 {
-        return Err("a run must last at least 1ms".to_owned());
+        return Err("a duration is at least 1ms".to_owned());
     }
     if seconds > DURATION_MAX.as_secs_f64() {
-        return Err("a run must last at most 24h".to_owned());
+        return Err("a duration is at most 24h".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
 }

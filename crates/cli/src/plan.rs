@@ -1,4 +1,5 @@
-//! `coorp plan`: how many robots fit, by the capacity model (Deng 2022, equations 1 to 3) and by simulation.
+//! `coorp plan`: how many robots fit, by the capacity model (Deng 2022, equations 1 to 3) and by simulation; with `--paths`,
+//! how many interfaces (`paths`).
 //!
 //! A team size fits if the requested share of control loops ends within the bound and bulk does not starve. (A team
 //! whose control is on time only because no bulk is sent would be useless.) The model answers at once but ignores the
@@ -8,6 +9,7 @@
 //! the file.
 
 mod model;
+mod paths;
 mod scale;
 mod text;
 
@@ -46,6 +48,15 @@ pub struct Args {
     /// Share of the smallest tried team's bulk throughput that a team must reach; 0 for no such requirement
     #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = parse_bulk_min)]
     bulk_min: f64,
+    /// Answer how many interfaces bring 68, 95 and 99 % of control in time, in place of how many robots fit
+    #[arg(long, conflicts_with_all = ["quantile", "bulk_min"])]
+    paths: bool,
+    /// With --paths: share of tries that each link loses, in place of the file's losses and events
+    #[arg(long, value_name = "SHARE", requires = "paths", value_parser = parse_loss)]
+    loss: Option<f64>,
+    /// With --paths: the time within which control is in time [default: the reaction bound]
+    #[arg(long, value_name = "TIME", requires = "paths", value_parser = parse_duration)]
+    target: Option<Duration>,
     /// The policy to plan for
     #[arg(long, value_name = "NAME", default_value = "coorp", value_parser = policies::parser())]
     policy: String,
@@ -77,6 +88,13 @@ fn parse_bulk_min(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
         _ => Err("a share of the smallest team's bulk is between 0 and 1, such as 0.25".to_owned()),
+    }
+}
+
+fn parse_loss(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        _ => Err("a share of lost tries is from 0 to below 1, such as 0.35".to_owned()),
     }
 }
 
@@ -141,6 +159,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .as_deref()
         .map(|path| Destination::check(path, &inputs))
         .transpose()?;
+    if args.paths {
+        return paths::run(args, &team, control, &policy, json.as_ref());
+    }
     let planner = Planner {
         args,
         team: &team,

@@ -368,6 +368,69 @@ fn plan_marks_the_limit() {
 }
 
 #[test]
+fn plan_tells_how_many_interfaces_as_lee_counts_and_as_simulated() {
+    let folder = Folder::new("paths");
+    let team = folder.path("team.toml");
+    let robots =
+        "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"drone\"\n[air]\nwidth_mhz = 20\nmcs = 0\n\
+                  [control]\nrate_hz = 30\nperception = \"1KiB\"\n";
+    fs::write(&team, robots).unwrap();
+    let plan = |more: &[&str]| -> serde_json::Value {
+        let fixed = [
+            "plan",
+            &team,
+            "--paths",
+            "--policy",
+            "mpc-only",
+            "--duration",
+            "10s",
+            "--quiet",
+        ];
+        let output = coorp(&[&fixed[..], &["--json", "-"], more].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let number = |plan: &serde_json::Value, of: &str| plan["interfaces"][0][of].as_f64().unwrap();
+    let calm = plan(&[]);
+    assert_eq!((number(&calm, "loss"), number(&calm, "failures")), (0.0, 0.0));
+    assert!(calm["answers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|answer| answer["simulated"] == 1));
+    // What Lee says of losses of 0.2, 0.35 and 0.4 with one interface and two, at a target that Lee gives as a time between two
+    // packets of which we know no more: 2.45 tries make all three true.
+    let target = format!("{:.6}ms", 2.45 * number(&calm, "try_ms"));
+    let lee = |loss: &str| {
+        let found = plan(&["--loss", loss, "--target", &target]);
+        assert!((number(&found, "loss") - loss.parse::<f64>().unwrap()).abs() < 1e-9);
+        // The card's own repeats end sooner than the target in time, so less fails than is lost, and something does.
+        let failures = number(&found, "failures");
+        assert!(failures > 0.0 && failures < number(&found, "loss"), "{found}");
+        let answers = found["answers"].as_array().unwrap();
+        let counts = answers.iter().map(|answer| answer["lee"].as_u64().unwrap());
+        counts.collect::<Vec<u64>>()
+    };
+    assert_eq!(lee("0.2"), [1, 1, 2], "'under 0.2, about 95 %'");
+    assert_eq!(lee("0.35")[..2], [1, 2], "'0.35, only about 68 %'");
+    assert_eq!(lee("0.4")[1], 2, "'0.4, most of the packets' with two");
+    let output = coorp(&["plan", &example("two-links"), "--paths", "--duration", "2s", "--quiet"]);
+    let said = text(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("wlan1") && said.contains("40.0 %"),
+        "{said}"
+    );
+    for (more, why) in [
+        (&["--loss", "1"][..], "below 1"),
+        (&["--quantile", "0.9"], "cannot be used"),
+    ] {
+        let output = coorp(&[&["plan", &team, "--paths"], more].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(why), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn plan_refuses_a_team_whose_bulk_starves() {
     let folder = Folder::new("starved");
     let team = folder.path("team.toml");
