@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dupcon
 import numpy as np
@@ -47,6 +51,49 @@ def exact_percent(loss: float, interfaces: int, target: float) -> float:
 def interfaces_for(loss: float, percent: int, target: float) -> int:
     """Eq. 17 with the mean and SIGMAS deviations in place of the mean."""
     return next(n for n in range(1, 64) if tries(loss, n, SIGMAS[percent]) <= target)
+
+
+PLANNED = """\
+robot = [{ name = "base", leader = true }, { name = "drone" }]
+air = { width_mhz = 20, mcs = 0 }
+control = { rate_hz = 30, perception = "1KiB" }
+"""
+
+
+def differences(program: Path, published: dict[str, float]) -> list[str]:
+    """Where `coorp plan --paths` answers otherwise than `interfaces_for`."""
+
+    def plan(team: Path, *more: str) -> dict[str, Any]:
+        command = [
+            program,
+            "plan",
+            team,
+            "--paths",
+            "--policy",
+            "mpc-only",
+            "--duration",
+            "2s",
+            "--quiet",
+            "--json",
+            "-",
+        ]
+        return json.loads(subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout)
+
+    with tempfile.TemporaryDirectory() as folder:
+        team = Path(folder) / "team.toml"
+        team.write_text(PLANNED)
+        target_ms = _target(published) * plan(team)["interfaces"][0]["try_ms"]
+        texts: list[str] = []
+        for loss in LOSSES:
+            found = plan(team, "--loss", f"{loss:g}", "--target", f"{target_ms:.6f}ms")
+            target = found["target_ms"] / found["interfaces"][0]["try_ms"]
+            for answer in found["answers"]:
+                percent = round(100 * answer["share"])
+                own = interfaces_for(loss, percent, target)
+                if answer["lee"] != own:
+                    case = f"{percent} % at a loss of {loss:g}"
+                    texts.append(f"lee.figure_5: coorp plan --paths says {answer['lee']} for {case}, not {own}")
+        return texts
 
 
 def analytic(published: dict[str, float]) -> dict[str, Outcome]:

@@ -9,8 +9,9 @@ names, and keeps it in measured.json; the rest is as it was measured before. Equ
 are read every time. Then the page is printed or written.
 
 `--quick`, for CI, simulates everything briefly, and keeps nothing. It exits with 1 if a published value has no
-counterpart, a calibrated figure has moved, an order is lost that the papers report and the simulator showed so far, or
-docs/papers.md is not what would be written now. What needs a binary or package that is missing is named and left out.
+counterpart, a calibrated figure has moved, an order is lost that the papers report and the simulator showed so far,
+`coorp plan --paths` counts interfaces otherwise than lee.py, or docs/papers.md is not what would be written now. What
+needs a binary or package that is missing is named and left out.
 """
 
 from __future__ import annotations
@@ -165,6 +166,7 @@ def quick(program: Path, papers: list[Paper]) -> list[str]:
     for _, measure in Measures(program, QUICK).all:
         found |= measure()
     problems = [text for key, own in found.items() for text in unmatched(items[key], own)]
+    problems += lee.differences(program, items["lee.figure_5"].figures["within_percent"])
     alone = {p: own.mean for p, own in found["deng.figure_10"].figures["violation_percent"].items() if "+" in p}
     return problems + testbed.failures(items, found, alone)
 
