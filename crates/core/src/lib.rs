@@ -70,6 +70,7 @@ pub mod protect;
 pub mod robot;
 pub mod rtps;
 pub mod schedwifi;
+pub mod spread;
 pub mod starts;
 pub mod time;
 pub mod tracker;

@@ -284,25 +284,18 @@ impl Robot {
         self.peers.on_copy(from, path, incarnation, number);
     }
 
-    /// Returns the path for bulk to a robot, a live one if there is any. Ask repeatedly while bulk is sent, which keeps
-    /// the paths probed.
-    pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> usize {
-        let path = self.peers.bulk_path(to, now);
+    /// Returns the paths for bulk to a robot, the best one first: all live ones; if none is live, all of them, as any
+    /// may come back. Ask repeatedly while bulk is sent, which keeps the paths probed. One permit allows bulk over all
+    /// of them: the limit is the number of robots that send, on each channel (decision 35).
+    pub fn bulk_paths(&mut self, to: RobotId, now: Instant) -> Vec<usize> {
+        let paths = self.peers.bulk_paths(to, now);
         self.gather();
-        usize::from(path.0)
+        paths
     }
 
     /// Returns whether a path to a robot is answered. A robot's only path always counts as answered.
     pub fn is_alive(&self, to: RobotId, path: PathId) -> bool {
         self.peers.is_alive(to, path)
-    }
-
-    /// Returns whether bulk to a robot has to leave this path, because the path is dead and another one is not.
-    pub fn bulk_moves(&mut self, to: RobotId, from: usize, now: Instant) -> bool {
-        let better = self.peers.bulk_path(to, now);
-        self.gather();
-        let from = PathId(u8::try_from(from).unwrap_or(u8::MAX));
-        !self.peers.is_alive(to, from) && self.peers.is_alive(to, better)
     }
 
     /// Returns the paths to robots that are reachable over several.
@@ -401,7 +394,7 @@ impl Robot {
             if let Some(leader) = self.leader(now).filter(|leader| *leader != self.me) {
                 // The query goes as control does: the longer it waits, the less it says about the clock, and the wider
                 // shared windows become.
-                let route = Route::Path(self.peers.bulk_path(leader, now));
+                let route = Route::Path(self.peers.best(leader, now));
                 let query = Message::TimeQuery { sent_at: now };
                 self.actions.push_back(Action::Send(leader, route, query));
             }

@@ -171,7 +171,7 @@ impl Agent {
         self.permitted = self.may_send(now);
         self.add_flows(team, policy);
         for to in self.receivers.keys().copied().collect::<Vec<_>>() {
-            self.tell(now, |robot, local| robot.on_bulk(to, Some(0), local));
+            self.tell(now, |robot, local| robot.on_bulk(to, 0, true, local));
         }
         self.follow_window(now);
         Ok(())
@@ -254,8 +254,8 @@ impl Agent {
             self.set_bulk(self.wants_bulk, now);
             let me = self.me;
             for to in (0..self.robots).map(RobotId).filter(|to| *to != me) {
-                let path = self.receivers.contains_key(&to).then_some(0);
-                self.tell(now, |robot, local| robot.on_bulk(to, path, local));
+                let waits = self.receivers.contains_key(&to);
+                self.tell(now, |robot, local| robot.on_bulk(to, 0, waits, local));
             }
         }
     }
@@ -299,11 +299,11 @@ impl Agent {
     pub fn count_receiver(&mut self, to: RobotId, more: bool, now: Instant) {
         let streams = self.receivers.entry(to).or_default();
         *streams = if more { *streams + 1 } else { streams.saturating_sub(1) };
-        let path = (*streams > 0).then_some(0);
-        if path.is_none() {
+        let waits = *streams > 0;
+        if !waits {
             self.receivers.remove(&to);
         }
-        self.tell(now, |robot, local| robot.on_bulk(to, path, local));
+        self.tell(now, |robot, local| robot.on_bulk(to, 0, waits, local));
     }
 
     /// Records that bulk to a robot was handed to the stack.

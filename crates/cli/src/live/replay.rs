@@ -395,8 +395,7 @@ fn name(input: &Input) -> &'static str {
         Input::State(_) => "state",
         Input::Message { .. } | Input::Gathering { .. } => "message",
         Input::WantBulk(_)
-        | Input::BulkPath(_)
-        | Input::BulkMoves { .. }
+        | Input::BulkPaths(_)
         | Input::Bulk { .. }
         | Input::BulkSent { .. } => "bulk",
         Input::AddFlow(_)

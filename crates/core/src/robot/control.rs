@@ -279,7 +279,7 @@ impl Robot {
         if leader == self.me {
             return self.on_judged_elsewhere(judged, now);
         }
-        let route = Route::Path(self.peers.bulk_path(leader, now));
+        let route = Route::Path(self.peers.best(leader, now));
         let message = Message::Judged(judged);
         self.actions.push_back(Action::Send(leader, route, message));
     }
@@ -356,7 +356,7 @@ impl Robot {
         let caution = level_to_wire(&self.local.caution());
         let holders: Vec<RobotId> = self.holders().filter(|holder| *holder != self.me).collect();
         for holder in holders {
-            let route = Route::Path(self.peers.bulk_path(holder, now));
+            let route = Route::Path(self.peers.best(holder, now));
             let message = Message::Arrived {
                 clock: self.clock,
                 messages: messages.clone(),

@@ -84,21 +84,16 @@ pub enum Input {
     },
     /// [`Robot::want_bulk`].
     WantBulk(bool),
-    /// [`Robot::bulk_path`], answered by [`Answer::Path`].
-    BulkPath(RobotId),
-    /// [`Robot::bulk_moves`], answered by [`Answer::Yes`] or [`Answer::No`].
-    BulkMoves {
-        /// The receiving robot.
-        to: RobotId,
-        /// The path that bulk goes over.
-        from: usize,
-    },
+    /// [`Robot::bulk_paths`], answered by [`Answer::Paths`].
+    BulkPaths(RobotId),
     /// [`Robot::on_bulk`].
     Bulk {
         /// The receiving robot.
         to: RobotId,
-        /// The path, if bulk is sent.
-        path: Option<usize>,
+        /// The path.
+        path: usize,
+        /// Whether bulk is sent over it.
+        waits: bool,
     },
     /// [`Robot::on_bulk_sent`].
     BulkSent {
@@ -172,8 +167,8 @@ pub enum Answer {
     No,
     /// A new flow, if there was room.
     Flow(Option<FlowId>),
-    /// The index of a path.
-    Path(usize),
+    /// The indices of paths, the best one first.
+    Paths(Vec<usize>),
     /// The stamp of a control message.
     Stamp(Stamp),
     /// The copies of a control message.
@@ -227,11 +222,11 @@ impl Answer {
         }
     }
 
-    /// Returns the index of a path; the first for any other answer.
-    pub fn path(self) -> usize {
+    /// Returns the indices of paths, the best one first; none for any other answer.
+    pub fn paths(self) -> Vec<usize> {
         match self {
-            Answer::Path(path) => path,
-            _ => 0,
+            Answer::Paths(paths) => paths,
+            _ => Vec::new(),
         }
     }
 
@@ -290,9 +285,8 @@ impl Robot {
             Input::State(topic) => return Answer::States(self.state_copies(&topic, now)),
             Input::Message { from, path, message } => self.on_message(from, path, message, now),
             Input::WantBulk(wants) => self.want_bulk(wants, now),
-            Input::BulkPath(to) => return Answer::Path(self.bulk_path(to, now)),
-            Input::BulkMoves { to, from } => return Answer::of(self.bulk_moves(to, from, now)),
-            Input::Bulk { to, path } => self.on_bulk(to, path, now),
+            Input::BulkPaths(to) => return Answer::Paths(self.bulk_paths(to, now)),
+            Input::Bulk { to, path, waits } => self.on_bulk(to, path, waits, now),
             Input::BulkSent { to, path } => self.on_bulk_sent(to, path, now),
             Input::AddFlow(period) => return Answer::Flow(self.add_flow(period)),
             Input::AddForeignFlow => return Answer::Flow(self.add_foreign_flow()),

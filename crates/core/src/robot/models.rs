@@ -175,7 +175,7 @@ impl Robot {
         }
         let shifts = self.lead.as_mut().map(|lead| lead.shifts(now)).unwrap_or_default();
         for ((robot, flow), later) in shifts {
-            let route = Route::Path(self.peers.bulk_path(robot, now));
+            let route = Route::Path(self.peers.best(robot, now));
             let message = Message::Shift { flow, later };
             self.actions.push_back(Action::Send(robot, route, message));
         }

@@ -1,4 +1,4 @@
-//! Decides which of the paths to each other robot carry a control message, and which one carries bulk.
+//! Decides which of the paths to each other robot carry a control message, and which ones carry bulk.
 //!
 //! [`crate::paths`] makes the decisions (DupCon, Lee): one sender and one listener for each robot that shares several
 //! paths with this one. Path k leads from this robot's interface k to the other's interface k. A robot that shares only
@@ -69,8 +69,8 @@ struct Peer {
     listener: Listener,
     paths: usize,
     deadline: Instant,
-    /// The path that carries bulk, while there is bulk.
-    bulk: Option<PathId>,
+    /// The paths that carry bulk, while there is bulk.
+    bulk: Vec<PathId>,
 }
 
 impl Peers {
@@ -99,7 +99,7 @@ impl Peers {
                 sender,
                 listener: Listener::new(paths).map_err(|error| error.to_string())?,
                 paths,
-                bulk: None,
+                bulk: Vec::new(),
             }))
         };
         let peers = (0u16..).map(RobotId).take(paths_to.len()).map(peer);
@@ -116,20 +116,37 @@ impl Peers {
             .unwrap_or_default()
     }
 
-    /// Returns the path for bulk to a robot. Ask repeatedly while bulk is sent, which keeps the paths probed.
-    pub fn bulk_path(&mut self, to: RobotId, now: Instant) -> PathId {
-        let best = self.with(to, |peer| {
-            let copies = peer.sender.assign(Class::Bulk, now);
-            copies.first().map(|copy| copy.path)
-        });
-        best.flatten().unwrap_or(PathId(0))
+    /// Returns the best path to a robot, for a message that is sent once.
+    pub fn best(&mut self, to: RobotId, now: Instant) -> PathId {
+        let best = self.with(to, |peer| peer.best(now));
+        best.unwrap_or(PathId(0))
     }
 
-    /// Notes which path carries bulk to a robot now, for a status page.
-    pub fn set_bulk(&mut self, to: RobotId, path: Option<usize>) {
-        let path = path.map(|path| PathId(u8::try_from(path).unwrap_or(u8::MAX)));
+    /// Returns the paths for bulk to a robot, the best one first: all live ones; if none is live, all. Ask repeatedly
+    /// while bulk is sent, which keeps the paths probed.
+    pub fn bulk_paths(&mut self, to: RobotId, now: Instant) -> Vec<usize> {
+        let paths = self.with(to, |peer| {
+            let best = usize::from(peer.best(now).0);
+            let others = (0..peer.paths).filter(|path| *path != best);
+            let all: Vec<usize> = std::iter::once(best).chain(others).collect();
+            let live: Vec<usize> = all.iter().copied().filter(|path| peer.is_alive(*path)).collect();
+            if live.is_empty() {
+                all
+            } else {
+                live
+            }
+        });
+        paths.unwrap_or_else(|| vec![0])
+    }
+
+    /// Notes whether a path carries bulk to a robot now, for a status page.
+    pub fn set_bulk(&mut self, to: RobotId, path: usize, carries: bool) {
+        let path = PathId(u8::try_from(path).unwrap_or(u8::MAX));
         if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
-            peer.bulk = path;
+            peer.bulk.retain(|other| *other != path);
+            if carries && usize::from(path.0) < peer.paths {
+                peer.bulk.push(path);
+            }
         }
     }
 
@@ -210,6 +227,16 @@ impl Peers {
 }
 
 impl Peer {
+    fn best(&mut self, now: Instant) -> PathId {
+        let copies = self.sender.assign(Class::Bulk, now);
+        copies.first().map_or(PathId(0), |copy| copy.path)
+    }
+
+    fn is_alive(&self, path: usize) -> bool {
+        let health = self.sender.health(PathId(path as u8));
+        health.is_some_and(|health| health.alive)
+    }
+
     fn status(&self, to: RobotId, path: usize, now: Instant) -> PathStatus {
         let id = PathId(path as u8);
         let health = self.sender.health(id);
@@ -229,7 +256,7 @@ impl Peer {
                 Some(_) => Carries::Duplicate,
                 None => Carries::Nothing,
             },
-            bulk: self.bulk == Some(id),
+            bulk: self.bulk.contains(&id),
         }
     }
 }
@@ -284,7 +311,10 @@ mod tests {
         let mut it = peers(0, Duplicate::Always);
         assert_eq!(it.next_deadline(), Instant::FAR_FUTURE, "nobody sends");
         assert_eq!(it.assign(RobotId(2), at(0)), []);
-        assert_eq!(it.bulk_path(RobotId(2), at(0)), PathId(0));
+        assert_eq!(
+            (it.best(RobotId(2), at(0)), it.bulk_paths(RobotId(2), at(0))),
+            (PathId(0), vec![0])
+        );
         assert!(it.is_alive(RobotId(2), PathId(0)));
         assert_eq!(it.next_deadline(), Instant::FAR_FUTURE);
         assert_eq!(it.assign(RobotId(1), at(0)).len(), 2);
@@ -298,8 +328,8 @@ mod tests {
     fn control_and_bulk_leave_a_path_that_dies_and_everybody_can_see_it() {
         let (mut it, mut other) = (peers(0, Duplicate::Adaptive), peers(1, Duplicate::Adaptive));
         run(&mut it, &mut other, 0..10_000, [true, true]);
-        assert_eq!(it.bulk_path(RobotId(1), at(10_000)), PathId(0));
-        it.set_bulk(RobotId(1), Some(0));
+        assert_eq!(it.bulk_paths(RobotId(1), at(10_000)), [0, 1]);
+        it.set_bulk(RobotId(1), 0, true);
         let seen = it.status(at(10_000));
         assert_eq!(seen.len(), 2);
         assert_eq!(
@@ -312,12 +342,15 @@ mod tests {
         );
         run(&mut it, &mut other, 10_000..11_000, [false, true]);
         assert!(!it.is_alive(RobotId(1), PathId(0)));
-        assert_eq!(it.bulk_path(RobotId(1), at(11_000)), PathId(1));
+        assert_eq!(it.bulk_paths(RobotId(1), at(11_000)), [1]);
+        assert_eq!(it.best(RobotId(1), at(11_000)), PathId(1));
         let seen = it.status(at(11_000));
         assert_eq!((seen[0].state, seen[1].carries), (PathState::Dead, Carries::Original));
         assert!(seen[0].failures_ppm > 500_000);
         run(&mut it, &mut other, 11_000..12_000, [true, true]);
         assert!(it.is_alive(RobotId(1), PathId(0)));
+        run(&mut it, &mut other, 12_000..13_000, [false, false]);
+        assert_eq!(it.bulk_paths(RobotId(1), at(13_000)), [1, 0], "any may come back");
         assert_eq!(it.status(at(30_000))[0].state, PathState::Resting);
     }
 }

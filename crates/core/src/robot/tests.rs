@@ -807,8 +807,8 @@ fn turns_wait_for_the_permit() {
     };
     let beat = failover::Message::Beat { epoch, sent_at: at(1) };
     hear(&mut robot, beat, 400);
-    robot.on_bulk(RobotId(0), Some(0), at(400));
-    robot.on_bulk(RobotId(2), Some(0), at(400));
+    robot.on_bulk(RobotId(0), 0, true, at(400));
+    robot.on_bulk(RobotId(2), 0, true, at(400));
     robot.want_bulk(true, at(400));
     assert_eq!(robot.turns.next_deadline(), Instant::FAR_FUTURE);
     robot.on_deadline(at(410));

@@ -73,27 +73,24 @@ impl Turns {
         self.paths.get(path)?.receivers.front().copied()
     }
 
-    /// Sets the path that bulk to a robot waits for, if any. Returns the paths whose turn has changed, or must be
-    /// announced again because its receiver joined again.
-    fn set_path(&mut self, to: RobotId, path: Option<usize>, now: Instant) -> Vec<usize> {
-        let mut changed = Vec::new();
-        for (number, queue) in self.paths.iter_mut().enumerate() {
-            let before = queue.receivers.front().copied();
-            let joins = path == Some(number);
-            if joins && !queue.receivers.contains(&to) {
-                queue.receivers.push_back(to);
-                queue.look_later();
-            } else if !joins {
-                queue.receivers.retain(|receiver| *receiver != to);
-            }
-            if queue.receivers.front().copied() != before {
-                queue.begin(now);
-                changed.push(number);
-            } else if joins && before == Some(to) {
-                changed.push(number);
-            }
+    /// Sets whether bulk to a robot waits for a path. Returns whether the path's turn has changed, or must be announced
+    /// again because its receiver joined again.
+    fn set(&mut self, to: RobotId, path: usize, waits: bool, now: Instant) -> bool {
+        let Some(queue) = self.paths.get_mut(path) else {
+            return false;
+        };
+        let before = queue.receivers.front().copied();
+        if waits && !queue.receivers.contains(&to) {
+            queue.receivers.push_back(to);
+            queue.look_later();
+        } else if !waits {
+            queue.receivers.retain(|receiver| *receiver != to);
         }
-        changed
+        let changed = queue.receivers.front().copied() != before;
+        if changed {
+            queue.begin(now);
+        }
+        changed || waits && before == Some(to)
     }
 
     /// Returns whether turns allow bulk to a robot to be sent over a path.
@@ -134,14 +131,14 @@ impl Turns {
 }
 
 impl Robot {
-    /// Sets the path that bulk to a robot goes over, or waits for, from now on; `None` if there is no more bulk.
-    pub fn on_bulk(&mut self, to: RobotId, path: Option<usize>, now: Instant) {
-        self.peers.set_bulk(to, path);
-        let changed = self.turns.set_path(to, path, now);
+    /// Sets whether bulk to a robot goes over a path, or waits for it, from now on.
+    pub fn on_bulk(&mut self, to: RobotId, path: usize, waits: bool, now: Instant) {
+        self.peers.set_bulk(to, path, waits);
+        let changed = self.turns.set(to, path, waits, now);
         if !self.is_permitted(now) {
             self.turns.pause();
         }
-        self.tell_turns(changed);
+        self.tell_turns(changed.then_some(path).into_iter().collect());
     }
 
     /// Records that a bulk packet to a robot was made. Calling this once every few milliseconds is enough.
@@ -189,8 +186,7 @@ mod tests {
     fn turns(receivers: u16) -> Turns {
         let mut turns = Turns::new(1);
         for receiver in 1..=receivers {
-            let changed = turns.set_path(RobotId(receiver), Some(0), at(0));
-            assert_eq!(!changed.is_empty(), receiver == 1);
+            assert_eq!(turns.set(RobotId(receiver), 0, true, at(0)), receiver == 1);
         }
         turns
     }
@@ -218,22 +214,25 @@ mod tests {
         assert_eq!((turns.look(at(9)), turns.look(at(10))), (vec![], vec![0]));
         assert!(turns.has(0, RobotId(2)));
         turns.on_sent(0, RobotId(1), at(15));
-        assert_eq!(turns.set_path(RobotId(1), None, at(16)), [0; 0]);
+        assert!(!turns.set(RobotId(1), 0, false, at(16)));
         assert_eq!(turns.next_deadline(), at(20), "it looks once more");
-        assert_eq!(turns.set_path(RobotId(2), None, at(17)), [0]);
+        assert!(turns.set(RobotId(2), 0, false, at(17)));
         assert!(turns.has(0, RobotId(1)) && turns.has(0, RobotId(7)), "nobody waits");
     }
 
     #[test]
     fn who_leaves_or_changes_its_path_hands_on() {
         let mut turns = turns(3);
-        assert_eq!(turns.set_path(RobotId(1), Some(1), at(1)), [0], "there is no path 1");
+        assert!(!turns.set(RobotId(1), 1, true, at(1)), "there is no path 1");
+        assert!(turns.set(RobotId(1), 0, false, at(1)));
         assert_eq!(turns.first(0), Some(RobotId(2)));
         let mut two = Turns::new(2);
         for receiver in [1, 2] {
-            two.set_path(RobotId(receiver), Some(0), at(0));
+            two.set(RobotId(receiver), 0, true, at(0));
         }
-        assert_eq!(two.set_path(RobotId(1), Some(1), at(1)), [0, 1]);
+        assert!(two.set(RobotId(1), 1, true, at(1)), "it has both");
+        assert!(two.has(0, RobotId(1)) && two.has(1, RobotId(1)) && !two.has(1, RobotId(2)));
+        assert!(two.set(RobotId(1), 0, false, at(1)));
         assert!(two.has(0, RobotId(2)) && two.has(1, RobotId(1)));
     }
 
@@ -247,11 +246,11 @@ mod tests {
             for (robot, joins, wait_ms) in steps {
                 now += wait_ms;
                 let had = turns.first(0);
-                let changed = turns.set_path(RobotId(robot), joins.then_some(0), at(now));
+                let changed = turns.set(RobotId(robot), 0, joins, at(now));
                 waiting.retain(|other| *other != robot);
                 waiting.extend(joins.then_some(robot));
                 let again = joins && had == Some(RobotId(robot));
-                prop_assert_eq!(!changed.is_empty(), turns.first(0) != had || again);
+                prop_assert_eq!(changed, turns.first(0) != had || again);
                 prop_assert_eq!(turns.first(0).is_some(), !waiting.is_empty());
                 prop_assert!(turns.first(0).is_none_or(|first| waiting.contains(&first.0)));
                 if waiting.len() > 1 {

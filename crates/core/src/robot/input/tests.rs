@@ -161,9 +161,8 @@ fn input() -> impl Strategy<Value = Input> {
         12 => (peer(), prop::option::of((0u8..2).prop_map(PathId)), message())
             .prop_map(|(from, path, message)| Input::Message { from, path, message }),
         2 => any::<bool>().prop_map(Input::WantBulk),
-        1 => peer().prop_map(Input::BulkPath),
-        1 => (peer(), 0usize..2).prop_map(|(to, from)| Input::BulkMoves { to, from }),
-        1 => (peer(), prop::option::of(0usize..2)).prop_map(|(to, path)| Input::Bulk { to, path }),
+        2 => peer().prop_map(Input::BulkPaths),
+        1 => (peer(), 0usize..2, any::<bool>()).prop_map(|(to, path, waits)| Input::Bulk { to, path, waits }),
         1 => (peer(), 0usize..2).prop_map(|(to, path)| Input::BulkSent { to, path }),
         2 => prop::option::of(span()).prop_map(Input::AddFlow),
         1 => Just(Input::AddForeignFlow),
