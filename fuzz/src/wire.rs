@@ -5,7 +5,7 @@ use coorp_node::status::Status;
 use coorp_node::wire::guest::{packed, unpacked, FromGuest, ToGuest};
 use coorp_node::wire::{
     decode, encode, pack, unpack, Answer, Begin, Frame, Gathering, Hello, LookQuery, Looked, Parcel, Revocations,
-    Start, StatusQuery, VERSION,
+    Segments, Start, StatusQuery, VERSION,
 };
 
 pub fn run(body: &[u8]) {
@@ -20,6 +20,7 @@ pub fn run(body: &[u8]) {
     read::<Begin>(body);
     read::<Answer>(body);
     read::<Start>(body);
+    read::<Segments>(body);
     read::<Parcel>(body);
     read::<FromGuest>(body);
     read::<ToGuest>(body);

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Status;
 
 /// The version of all frames.
-pub const VERSION: u8 = 7;
+pub const VERSION: u8 = 8;
 
 const MAGIC: [u8; 2] = *b"Co";
 const HEADER_BYTES: usize = 4;
@@ -313,12 +313,19 @@ impl Frame for Begin {
 /// A receiver's answer about a bulk message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// A part of it has already arrived.
+    /// The receiver takes it. A list of the segments that it may already have follows ([`listed`]).
     Here {
-        /// The part's length, bytes.
-        length: u64,
-        /// BLAKE3 of that part.
-        hash: [u8; 32],
+        /// The number of the receiver's record ([`coorp_core::spread`]).
+        record: u64,
+        /// The number of segments in the list.
+        listed: u32,
+    },
+    /// These segments have arrived.
+    There {
+        /// The first segment.
+        first: u32,
+        /// The number of segments.
+        count: u32,
     },
     /// It is complete, on disk, and will be delivered once.
     Whole,
@@ -344,17 +351,48 @@ impl Frame for Answer {
     const BYTES_MAX: usize = 64;
 }
 
-/// The offset at which a sender starts: after the part that has arrived, or 0 if that part is not the message's
-/// beginning.
+/// A sender's answer to the list of segments: a bit for each follows, the first in the lowest bit of the first byte.
+/// The bit is set if the segment is the message's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// The bytes that the receiver keeps.
-    pub offset: u64,
+    /// The number of segments in the list.
+    pub listed: u32,
 }
 
 impl Frame for Start {
     const KIND: u8 = 9;
     const BYTES_MAX: usize = 16;
+}
+
+/// Consecutive segments of a bulk message, at most [`RUN_MAX`](coorp_core::spread::RUN_MAX). Their bytes follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segments {
+    /// The first segment.
+    pub first: u32,
+    /// The number of segments.
+    pub count: u32,
+}
+
+impl Frame for Segments {
+    const KIND: u8 = 29;
+    const BYTES_MAX: usize = 16;
+}
+
+/// The length of an entry in the list of segments that a receiver may have.
+pub const LISTED_BYTES: usize = 36;
+
+/// Encodes the entry of a segment, with its hash in BLAKE3's tree of the message.
+pub fn listed(segment: u32, hash: [u8; 32]) -> [u8; LISTED_BYTES] {
+    let mut entry = [0; LISTED_BYTES];
+    entry[..4].copy_from_slice(&segment.to_le_bytes());
+    entry[4..].copy_from_slice(&hash);
+    entry
+}
+
+/// Decodes the entry of a segment.
+pub fn unlisted(entry: [u8; LISTED_BYTES]) -> (u32, [u8; 32]) {
+    let [a, b, c, d, hash @ ..] = entry;
+    (u32::from_le_bytes([a, b, c, d]), hash)
 }
 
 #[cfg(test)]

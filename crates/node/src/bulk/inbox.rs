@@ -1,7 +1,8 @@
 //! The bulk that a robot has received, on disk, so that a restart loses nothing and delivers nothing twice.
 //!
-//! Each sender has a folder below `bulk/` (`file_name.rs` names it). `part` has the bytes of the message in progress,
-//! and `part.head` its description. `delivered` has the newest message that is whole, and `whole/` the messages that
+//! Each sender has a folder below `bulk/` (`file_name.rs` names it). `part` has the segments of the message in progress,
+//! each at its place, and `part.head` its description. Which segments there are is not written down: whatever a start
+//! finds at their places is hashed, and the sender says which of these hashes are right. `delivered` has the newest message that is whole, and `whole/` the messages that
 //! nobody has taken yet. A sender numbers its messages and sends one at a time to one receiver; each start of a sender
 //! has its own lineage. So one entry per sender, a lineage and a number, shows whether a message was delivered: its
 //! lineage is the same and its number is not greater.
@@ -13,12 +14,17 @@
 //! still describes the message. If the disk cannot take even that, the message is delivered once its sender offers it
 //! again and `delivered` records it.
 //!
-//! Nothing of a message is written unless all of it fits without touching the disk's reserve (`disk.rs`).
+//! Nothing of a message is written unless all of it fits without touching the disk's reserve (`disk.rs`). Until the sender
+//! has said what is right, the file counts as if it had no holes.
 
+use std::collections::BTreeMap;
 use std::io::{self, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use coorp_core::spread::{segments_of, SEGMENT_BYTES};
+
+use super::hashes::{self, Hash};
 use crate::disk::{Claim, NoRoom, Room};
 use crate::file_name::{file_name, name_in};
 use crate::ground::{replace, replace_for_now, Disk, Opened};
@@ -28,8 +34,6 @@ use crate::wire::{self, Begin};
 const WHOLE_MAX: usize = 256;
 /// Bytes are synced in batches of this size while more arrive, so that little is left to sync at the end of a message.
 const SYNC_BYTES: u64 = 32 << 20;
-/// The size of reads from disk, bytes.
-const CHUNK_BYTES: usize = 256 << 10;
 /// The folder of all senders' folders. It contains nothing else, so that a sender may have the name of another file.
 const FOLDER: &str = "bulk";
 
@@ -54,10 +58,13 @@ pub(crate) struct Part {
     begin: Begin,
     inbox: Inbox,
     file: Box<dyn Opened>,
-    hasher: blake3::Hasher,
-    length: u64,
-    /// The number of its bytes that were synced.
-    synced: u64,
+    /// By segment: the hash of what has arrived.
+    hashes: Vec<Option<Hash>>,
+    /// The hashes of what else was found at the places of segments.
+    found: BTreeMap<u32, Hash>,
+    /// The number of bytes that are missing, and that were written since the last sync.
+    missing: u64,
+    unsynced: u64,
     claim: Claim,
 }
 
@@ -151,7 +158,7 @@ impl Inbox {
         Ok(found.into_iter().map(|(_, _, whole)| whole).collect())
     }
 
-    /// Returns what has arrived of a message that a sender offers, with its hash computed from the disk.
+    /// Returns what has arrived of a message that a sender offers, with the hashes computed from the disk.
     pub fn offer(&self, begin: &Begin, room: &Arc<Room>) -> io::Result<Offer> {
         if self.is_delivered(begin) {
             return Ok(Offer::Delivered);
@@ -181,29 +188,22 @@ impl Inbox {
             replace_for_now(&*self.disk, &self.folder.join("part.head"), &wire::encode(begin), 0o666)?;
         }
         let mut file = self.disk.open(&path)?;
-        let mut hasher = blake3::Hasher::new();
-        let (mut length, mut chunk) = (0, vec![0; CHUNK_BYTES]);
-        loop {
-            let read = file.read(&mut chunk)?;
-            if read == 0 {
-                break;
-            }
-            hasher.update(&chunk[..read]);
-            length += read as u64;
-        }
-        let mut part = Part {
+        let found = if there > begin.length {
+            file.set_len(0)?;
+            BTreeMap::new()
+        } else {
+            found(&mut *file, begin.length)?
+        };
+        Ok(Offer::Part(Box::new(Part {
             begin: begin.clone(),
             inbox: self.clone(),
             file,
-            hasher,
-            length,
-            synced: length,
+            hashes: vec![None; segments_of(begin.length) as usize],
+            found,
+            missing: begin.length,
+            unsynced: 0,
             claim,
-        };
-        if part.length > begin.length {
-            part.restart()?;
-        }
-        Ok(Offer::Part(Box::new(part)))
+        })))
     }
 
     /// Records that a whole message is delivered.
@@ -217,75 +217,115 @@ impl Inbox {
     }
 }
 
-impl Part {
-    /// Returns the number of bytes that have arrived.
-    pub fn length(&self) -> u64 {
-        self.length
+/// Returns the hashes of what a file has at the places of a message's segments.
+fn found(file: &mut dyn Opened, length: u64) -> io::Result<BTreeMap<u32, Hash>> {
+    let (mut found, mut bytes) = (BTreeMap::new(), vec![0; SEGMENT_BYTES as usize]);
+    file.seek(SeekFrom::Start(0))?;
+    for segment in 0..segments_of(length) {
+        let place = hashes::place(segment, length);
+        let bytes = &mut bytes[..(place.end - place.start) as usize];
+        match file.read_exact(bytes) {
+            Ok(()) => found.insert(segment, hashes::of_segment(segment, length, [bytes])),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+            Err(error) => return Err(error),
+        };
     }
+    Ok(found)
+}
 
-    /// Returns the length of the whole message, bytes.
-    pub fn whole_length(&self) -> u64 {
-        self.begin.length
+impl Part {
+    /// Returns the description of the message.
+    pub fn begin(&self) -> &Begin {
+        &self.begin
     }
 
     /// Returns the number of bytes that are still missing.
     pub fn missing(&self) -> u64 {
-        self.begin.length - self.length
+        self.missing
     }
 
-    /// Returns the hash of the bytes that have arrived.
-    pub fn hash(&self) -> [u8; 32] {
-        *self.hasher.finalize().as_bytes()
+    /// Returns the segments that have arrived, and those that may have arrived before this start, with their hashes.
+    pub fn list(&self) -> Vec<(u32, Hash)> {
+        let arrived = (0u32..).zip(&self.hashes);
+        let arrived = arrived.filter_map(|(segment, hash)| Some((segment, (*hash)?)));
+        arrived
+            .chain(self.found.iter().map(|(segment, hash)| (*segment, *hash)))
+            .collect()
+    }
+
+    /// Keeps segments that its sender has found right in a list, unless they have been written since.
+    pub fn keep(&mut self, right: impl IntoIterator<Item = (u32, Hash)>) {
+        for (segment, hash) in right {
+            if self.found.get(&segment) == Some(&hash) {
+                self.arrive(segment, hash);
+            }
+        }
+        self.claim.set(self.missing);
+    }
+
+    fn arrive(&mut self, segment: u32, hash: Hash) {
+        self.found.remove(&segment);
+        if let Some(place @ None) = self.hashes.get_mut(segment as usize) {
+            *place = Some(hash);
+            let place = hashes::place(segment, self.begin.length);
+            self.missing -= place.end - place.start;
+        }
     }
 
     /// Discards the bytes that have arrived.
-    pub fn restart(&mut self) -> io::Result<()> {
+    fn restart(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0))?;
-        self.hasher.reset();
-        (self.length, self.synced) = (0, 0);
-        self.claim.set(self.missing());
+        self.hashes.fill(None);
+        self.found.clear();
+        (self.missing, self.unsynced) = (self.begin.length, 0);
+        self.claim.set(self.missing);
         Ok(())
     }
 
-    /// Appends bytes. Fails if the message has fewer, or if they would touch the disk's reserve.
-    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() as u64 > self.missing() {
+    /// Writes a segment with this hash to its place, if it has not arrived. Fails if the message has no such segment, or
+    /// if the segment would touch the disk's reserve.
+    pub fn write(&mut self, segment: u32, hash: Hash, bytes: &[u8]) -> io::Result<()> {
+        let place = hashes::place(segment, self.begin.length);
+        if bytes.is_empty() || bytes.len() as u64 != place.end - place.start {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "more bytes than the message has",
+                "not a segment of the message",
             ));
+        }
+        if self.hashes.get(segment as usize).is_some_and(Option::is_some) {
+            return Ok(());
         }
         // Other programs may have filled the disk since the claim.
         let (space, coming) = (self.file.space()?, bytes.len() as u64);
         if coming > space.usable() {
             return Err(space.short());
         }
-        if let Err(error) = self.file.write_all(bytes) {
-            // A short write: what is on disk must be what was hashed.
-            self.file.set_len(self.length)?;
-            return Err(error);
-        }
-        self.hasher.update(bytes);
-        self.length += coming;
-        self.claim.set(self.missing());
+        // If it is only partly written, what was there before has gone too.
+        self.found.remove(&segment);
+        self.file.seek(SeekFrom::Start(place.start))?;
+        self.file.write_all(bytes)?;
+        self.arrive(segment, hash);
+        self.unsynced += coming;
+        self.claim.set(self.missing);
         Ok(())
     }
 
     /// Returns the file if enough has arrived since the last call to sync it now. The caller must report the result
     /// before the message is finished.
     pub fn unsynced(&mut self) -> io::Result<Option<Box<dyn Opened>>> {
-        if self.length - self.synced < SYNC_BYTES {
+        if self.unsynced < SYNC_BYTES {
             return Ok(None);
         }
-        self.synced = self.length;
+        self.unsynced = 0;
         self.file.again().map(Some)
     }
 
     /// Finishes the message once all bytes have arrived. Returns `None`, and discards the bytes, if they are not the
     /// announced ones.
     pub fn finish(mut self) -> io::Result<Option<Whole>> {
-        if self.missing() > 0 || self.hash() != self.begin.hash {
+        let hashes: Option<Vec<Hash>> = self.hashes.iter().copied().collect();
+        let hash = hashes.map(|hashes| hashes::of_message(&hashes, self.begin.length));
+        if hash != Some(self.begin.hash) {
             self.restart()?;
             return Ok(None);
         }

@@ -5,14 +5,18 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use blake3::Hasher;
 use bytes::{Buf, Bytes};
+use coorp_core::spread::segments_of;
 use memmap2::{Advice, MmapMut};
 use nix::fcntl::{fcntl, FcntlArg};
+
+use super::hashes::{self, Hash};
 
 /// The size that is copied and hashed together, while it is in the processor's cache, bytes.
 const WRITE_BYTES: usize = 256 << 10;
@@ -144,32 +148,25 @@ impl Message {
         })
     }
 
-    /// Returns the hash of its first bytes, if it has this many.
-    pub fn hash_of_first(&self, bytes: u64) -> Option<[u8; 32]> {
-        let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.length)?;
-        let mut hasher = Hasher::new();
-        for chunk in self.part(0, bytes, WRITE_BYTES) {
-            hasher.update(&chunk);
-        }
-        Some(*hasher.finalize().as_bytes())
+    /// Returns the hash of a segment, if there is one of this number.
+    pub fn hash_of(&self, segment: u32) -> Option<Hash> {
+        let length = self.length as u64;
+        let place = hashes::place(segment, length);
+        (segment < segments_of(length)).then(|| hashes::of_segment(segment, length, self.part(place, WRITE_BYTES)))
     }
 
-    /// Returns the bytes after the first ones, in chunks of at most this size.
-    pub fn after(&self, bytes: usize, at_once: usize) -> impl Iterator<Item = Bytes> + '_ {
-        self.part(bytes, self.length, at_once)
-    }
-
-    /// Returns the bytes from one place to another, in chunks of at most this size.
-    fn part(&self, from: usize, to: usize, at_once: usize) -> Box<dyn Iterator<Item = Bytes> + Send + '_> {
+    /// Returns the bytes of a place, in chunks of at most this size.
+    pub fn part(&self, place: Range<u64>, at_once: usize) -> Box<dyn Iterator<Item = Bytes> + Send + '_> {
+        let (from, to) = (place.start as usize, place.end as usize);
         match &self.content {
             Content::Pieces(pieces) => Box::new(part_of(pieces, from, to, at_once)),
             Content::Memory(file) => {
                 let places = (from..to).step_by(at_once);
-                // Memory that has become shorter arrives garbled.
-                Box::new(places.map_while(move |at| {
+                Box::new(places.map(move |at| {
                     let mut chunk = vec![0; at_once.min(to - at)];
-                    file.read_exact_at(&mut chunk, at as u64).ok()?;
-                    Some(chunk.into())
+                    // Memory that has become shorter arrives garbled.
+                    let _ = file.read_exact_at(&mut chunk, at as u64);
+                    chunk.into()
                 }))
             }
         }
@@ -193,6 +190,7 @@ fn part_of(pieces: &[Bytes], from: usize, to: usize, at_once: usize) -> impl Ite
 #[cfg(test)]
 mod tests {
     use super::*;
+    use coorp_core::spread::SEGMENT_BYTES;
     use proptest::prelude::*;
 
     fn bytes(length: usize) -> Vec<u8> {
@@ -204,12 +202,14 @@ mod tests {
             (message.length, message.hash),
             (all.len(), *blake3::hash(all).as_bytes())
         );
-        let kept = message.hash_of_first(offset as u64);
-        assert_eq!(kept, Some(*blake3::hash(&all[..offset]).as_bytes()));
-        assert_eq!(message.hash_of_first(all.len() as u64 + 1), None);
-        let rest: Vec<Bytes> = message.after(offset, at_once).collect();
-        assert!(rest.iter().all(|part| (1..=at_once).contains(&part.len())));
-        assert!(rest.concat() == all[offset..]);
+        let hashes: Vec<_> = (0..).map_while(|segment| message.hash_of(segment)).collect();
+        assert_eq!(hashes.len(), all.len().div_ceil(SEGMENT_BYTES as usize));
+        assert_eq!(hashes::of_message(&hashes, all.len() as u64), message.hash);
+        for (from, to) in [(0, offset), (offset, all.len())] {
+            let part: Vec<Bytes> = message.part(from as u64..to as u64, at_once).collect();
+            assert!(part.iter().all(|part| (1..=at_once).contains(&part.len())));
+            assert!(part.concat() == all[from..to]);
+        }
     }
 
     #[test]

@@ -4,17 +4,18 @@
 //! Messages go over QUIC, with one connection per receiver while there is something to send, and for a second after that.
 //! `socket.rs` asks the gate, `under.rs` tracks what is below it, `cubic.rs` decides when packets are made, and
 //! `reports.rs` reads what has left. `message.rs` is a message at its sender, `send.rs` and `receive.rs` are the two
-//! ends of a transfer, and `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs`
+//! ends of a transfer, `hashes.rs` hashes segments, and `inbox.rs` is what a receiver keeps on disk. `transport.rs` configures QUIC, and `turns.rs`
 //! keeps the connections and knows whose turn it is.
 //!
-//! Each path has its own sockets. A message goes over one path; if that dies, a new connection over another one resumes
-//! where the receiver's disk ends. QUIC's own migration would keep the connection, but it moves only one end: the
-//! destination address would still be the dead interface's.
+//! Each path has its own sockets, and its own connection. A message is split into segments, which all live paths carry at
+//! once (`core::spread`, decision 35); if a path dies, the others carry what is left. QUIC's own migration would keep the
+//! connection, but it moves only one end: the destination address would still be the dead interface's.
 //!
 //! A message is in its sender's memory until it is delivered; if the sender dies, the message has failed. Left out:
-//! sending while it is still being written, and splitting a message over paths.
+//! sending while it is still being written.
 
 mod cubic;
+mod hashes;
 mod inbox;
 mod message;
 mod outcome;
@@ -162,10 +163,10 @@ impl Bulk {
         bulk.tasks
             .spawn("looking for a leader", send::look_at_leader(Arc::downgrade(&bulk)));
         bulk.set_permitted(robot.ask(|robot, now| robot.is_permitted(now)));
-        let connections = Arc::default();
-        for lane in &bulk.lanes {
+        let arrivals = Arc::default();
+        for (path, lane) in bulk.lanes.iter().enumerate() {
             if let Some(receiver) = lock(&lane.receiver).clone() {
-                let accept = receive::accept(Arc::downgrade(&bulk), receiver, Arc::clone(&connections));
+                let accept = receive::accept(Arc::downgrade(&bulk), path, receiver, Arc::clone(&arrivals));
                 bulk.tasks.spawn("accepting bulk", accept);
             }
         }

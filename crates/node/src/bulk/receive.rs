@@ -1,15 +1,21 @@
-//! The receiving end: connections of the team's robots, one message at a time from each.
+//! The receiving end: connections of the team's robots, each with one message at a time. Connections of one robot over
+//! several paths bring segments of the same message, its [`Assembly`].
+//!
+//! A segment is hashed and then written to its place, once it has arrived as a whole; of several copies, the first is
+//! kept. The path over which the last one arrives finishes the message, and its sender has the answer over each path.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use bytes::Bytes;
 use coorp_core::admission::Reason;
+use coorp_core::spread::{segments_of, Run, RUN_MAX, SEGMENT_BYTES};
 use coorp_core::RobotId;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::hashes::{self, Hash};
 use super::inbox::{Inbox, Offer, Part};
 use super::{Bulk, Receiving, BULK_BYTES_MAX};
 use crate::disk::NoRoom;
@@ -17,18 +23,113 @@ use crate::quic;
 use crate::sync::lock;
 use crate::tasks::{awaited, beside};
 use crate::topic::checked;
-use crate::wire::{self, Answer, Begin, Frame, Refusal, Start};
+use crate::wire::{self, Answer, Begin, Frame, Refusal, Segments, Start};
 
-/// The number of pieces taken from QUIC at once, each from one packet.
-const CHUNKS: usize = 64;
-/// The size of writes and hashes, bytes. Small compared with the window, so that QUIC does not wait for it.
-const WRITE_BYTES: usize = 1 << 20;
+/// What arrives from all robots.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    /// The newest connection of each robot over each path. An older one is closed: its other end has restarted, or has
+    /// given it up.
+    connections: Mutex<BTreeMap<(RobotId, usize), Connection>>,
+    desks: Mutex<BTreeMap<RobotId, Desk>>,
+}
 
-/// The newest connection of each robot over any path. An older one is closed: its other end has restarted, or moved.
-pub(super) type Connections = std::sync::Mutex<BTreeMap<RobotId, (Connection, Arc<tokio::sync::Mutex<()>>)>>;
+/// Where a robot's messages are offered, one at a time; it has the message in progress.
+type Desk = Arc<tokio::sync::Mutex<Weak<Assembly>>>;
+
+/// A message that arrives over one or several paths, for as long as any of them brings it.
+#[derive(Debug)]
+struct Assembly {
+    begin: Begin,
+    /// Distinguishes the records of what has arrived.
+    record: u64,
+    /// Taken out when the message is complete, or cannot go on.
+    part: Mutex<Option<Box<Part>>>,
+    syncing: Mutex<Vec<JoinHandle<io::Result<()>>>>,
+    over: watch::Sender<Option<Over>>,
+}
+
+/// Why a message no longer arrives.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Answered(Answer),
+    /// Its sender has begun another one.
+    Replaced,
+}
+
+/// The result of writing segments.
+#[derive(Debug, Default)]
+struct Stored {
+    bytes: u64,
+    /// The file, if it is to be synced now.
+    file: Option<Box<dyn crate::ground::Opened>>,
+    /// The message, if it is complete.
+    complete: Option<Box<Part>>,
+}
+
+impl Assembly {
+    fn new(part: Box<Part>, record: u64) -> Assembly {
+        Assembly {
+            begin: part.begin().clone(),
+            record,
+            part: Mutex::new(Some(part)),
+            syncing: Mutex::default(),
+            over: watch::Sender::new(None),
+        }
+    }
+
+    /// Ends it, once nothing is being written. Waits for the disk.
+    fn end(&self, over: Over) {
+        *lock(&self.part) = None;
+        self.over.send_if_modified(|known| {
+            let first = known.is_none();
+            known.get_or_insert(over);
+            first
+        });
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.borrow().is_some()
+    }
+
+    /// Returns the segments that it has or may have, with their hashes.
+    fn list(&self) -> Vec<(u32, Hash)> {
+        lock(&self.part).as_ref().map_or_else(Vec::new, |part| part.list())
+    }
+
+    /// Keeps the segments that the sender has found right. Returns the message if it is complete.
+    fn keep(&self, right: Vec<(u32, Hash)>) -> Option<Box<Part>> {
+        let mut part = lock(&self.part);
+        part.as_mut()?.keep(right);
+        part.take_if(|part| part.missing() == 0)
+    }
+
+    /// Writes whole segments.
+    fn store(&self, first: u32, bytes: &[u8]) -> io::Result<Stored> {
+        let segments = (first..).zip(bytes.chunks(SEGMENT_BYTES as usize));
+        let hashed = segments.map(|(segment, bytes)| {
+            let hash = hashes::of_segment(segment, self.begin.length, [bytes]);
+            (segment, hash, bytes)
+        });
+        let hashed: Vec<_> = hashed.collect();
+        let mut part = lock(&self.part);
+        let Some(open) = part.as_mut() else {
+            return Ok(Stored::default());
+        };
+        let missing = open.missing();
+        for (segment, hash, bytes) in hashed {
+            open.write(segment, hash, bytes)?;
+        }
+        Ok(Stored {
+            bytes: missing - open.missing(),
+            file: open.unsynced()?,
+            complete: part.take_if(|part| part.missing() == 0),
+        })
+    }
+}
 
 /// Accepts connections over one path until its endpoint closes.
-pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Arc<Connections>) {
+pub(super) async fn accept(bulk: Weak<Bulk>, path: usize, endpoint: Endpoint, arrivals: Arc<Arrivals>) {
     while let Some(incoming) = endpoint.accept().await {
         let Some(open) = bulk.upgrade() else { return };
         let (member, tasks) = (open.member.clone(), open.tasks.clone());
@@ -36,7 +137,7 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
         let Some((incoming, place)) = member.door.admit(incoming) else {
             continue;
         };
-        let (bulk, connections) = (bulk.clone(), connections.clone());
+        let (bulk, arrivals) = (bulk.clone(), arrivals.clone());
         tasks.spawn("receiving bulk", async move {
             let address = incoming.remote_address();
             let connection = match place.shake_hands(incoming).await {
@@ -55,11 +156,14 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
                 return connection.close(1u8.into(), b"too many connections");
             }
             drop(member);
-            let turn = take_over(&connections, from, &connection);
-            let _turn = turn.lock().await;
+            let older = lock(&arrivals.connections).insert((from, path), connection.clone());
+            if let Some(older) = older {
+                older.close(0u8.into(), b"replaced by a newer connection");
+            }
+            let desk = lock(&arrivals.desks).entry(from).or_default().clone();
             while let Ok((send, receive)) = connection.accept_bi().await {
                 let Some(bulk) = bulk.upgrade() else { return };
-                if let Err(why) = take(&bulk, from, send, receive).await {
+                if let Err(why) = take(&bulk, from, &desk, send, receive).await {
                     tracing::debug!("bulk from robot {}: {why}", from.0);
                 }
             }
@@ -67,22 +171,14 @@ pub(super) async fn accept(bulk: Weak<Bulk>, endpoint: Endpoint, connections: Ar
     }
 }
 
-/// Closes the robot's earlier connection. Returns the lock with which its connections take turns.
-fn take_over(connections: &Connections, from: RobotId, connection: &Connection) -> Arc<tokio::sync::Mutex<()>> {
-    let mut connections = lock(connections);
-    let turn = match connections.get(&from) {
-        Some((older, turn)) => {
-            older.close(0u8.into(), b"replaced by a newer connection");
-            turn.clone()
-        }
-        None => Arc::default(),
-    };
-    connections.insert(from, (connection.clone(), turn.clone()));
-    turn
-}
-
-/// Receives one message.
-async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: RecvStream) -> Result<(), String> {
+/// Receives one message, or what comes of it over this path.
+async fn take(
+    bulk: &Bulk,
+    from: RobotId,
+    desk: &Desk,
+    mut send: SendStream,
+    mut receive: RecvStream,
+) -> Result<(), String> {
     let member = &bulk.member;
     let _receiving = Receiving::new(bulk);
     let begin = match read::<Begin>(&mut receive).await {
@@ -99,19 +195,45 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
             return Err(why.0);
         }
     };
+    let answer = match offered(bulk, from, desk, begin).await? {
+        Ok(assembly) => assemble(bulk, from, &assembly, &mut send, &mut receive).await?,
+        Err(answer) => answer,
+    };
+    write(&mut send, &answer).await?;
+    send.finish().map_err(|error| error.to_string())?;
+    // Wait until the answer has arrived, or the other end is gone.
+    let _ = send.stopped().await;
+    Ok(())
+}
+
+/// Returns a message in progress, or the answer to its offer.
+async fn offered(
+    bulk: &Bulk,
+    from: RobotId,
+    desk: &Desk,
+    begin: Begin,
+) -> Result<Result<Arc<Assembly>, Answer>, String> {
+    let member = &bulk.member;
+    let mut current = desk.lock().await;
+    if let Some(before) = current.upgrade().filter(|before| !before.is_over()) {
+        if before.begin == begin {
+            return Ok(Ok(before));
+        }
+        if before.begin.lineage == begin.lineage && before.begin.sequence > begin.sequence {
+            return Err("its sender has begun a later message".to_owned());
+        }
+        awaited(move || before.end(Over::Replaced)).await;
+    }
     let name = member.name_of(from);
     let (disk, state, name) = (member.ground.disk(), bulk.state.clone(), name.to_owned());
     let (room, length) = (bulk.room.clone(), begin.length);
     let offer = awaited(move || Inbox::open(disk, &state, &name)?.offer(&begin, &room)).await;
-    let answer = match offer {
+    Ok(Err(match offer {
         Ok(Offer::Part(part)) => {
             bulk.room.note(&bulk.state, None);
-            let here = Answer::Here {
-                length: part.length(),
-                hash: part.hash(),
-            };
-            write(&mut send, &here).await?;
-            take_rest(bulk, from, part, &mut receive).await?
+            let assembly = Arc::new(Assembly::new(part, member.ground.random()));
+            *current = Arc::downgrade(&assembly);
+            return Ok(Ok(assembly));
         }
         Ok(Offer::Delivered) => Answer::Whole,
         Ok(Offer::Whole(whole)) => {
@@ -121,38 +243,149 @@ async fn take(bulk: &Bulk, from: RobotId, mut send: SendStream, mut receive: Rec
         Ok(Offer::Full) => Answer::Full,
         Ok(Offer::NoRoom(why)) => no_room(bulk, why),
         Err(error) => unwritten(bulk, length, &error),
-    };
-    write(&mut send, &answer).await?;
-    send.finish().map_err(|error| error.to_string())?;
-    // Wait until the answer has arrived, or the other end is gone.
-    let _ = send.stopped().await;
-    Ok(())
+    }))
 }
 
-async fn take_rest(
+/// Receives segments over one path until the message is over. Returns the answer.
+async fn assemble(
     bulk: &Bulk,
     from: RobotId,
-    mut part: Box<Part>,
+    assembly: &Arc<Assembly>,
+    send: &mut SendStream,
     receive: &mut RecvStream,
 ) -> Result<Answer, String> {
+    let mut over = assembly.over.subscribe();
+    let right = agree(bulk, assembly, send, receive).await?;
+    let keeper = assembly.clone();
+    let complete = awaited(move || keeper.keep(right)).await;
+    if let Some(part) = complete {
+        finish(bulk, from, assembly, part).await;
+    }
+    let mut bytes = Vec::new();
+    loop {
+        let run = tokio::select! {
+            biased;
+            over = over.wait_for(Option::is_some) => {
+                return match over.ok().and_then(|over| *over) {
+                    Some(Over::Answered(answer)) => Ok(answer),
+                    Some(Over::Replaced) | None => Err("its sender has begun another message".to_owned()),
+                };
+            }
+            run = gather(bulk, assembly.begin.length, receive, &mut bytes) => run,
+        };
+        let (run, ended) = match run {
+            Ok(run) => (run, None),
+            Err((run, why)) => (run, Some(why)),
+        };
+        if run.count > 0 {
+            let keeper = assembly.clone();
+            let stored;
+            (stored, bytes) = awaited(move || (keeper.store(run.first, &bytes), bytes)).await;
+            go_on(bulk, from, assembly, stored).await;
+        }
+        if let Some(why) = ended {
+            return Err(why);
+        }
+        if !assembly.is_over() {
+            let Run { first, count } = run;
+            write(send, &Answer::There { first, count }).await?;
+        }
+    }
+}
+
+/// Tells the sender which segments are or may be here. Returns those that the sender finds right.
+async fn agree(
+    bulk: &Bulk,
+    assembly: &Arc<Assembly>,
+    send: &mut SendStream,
+    receive: &mut RecvStream,
+) -> Result<Vec<(u32, Hash)>, String> {
+    let keeper = assembly.clone();
+    let mut list = awaited(move || keeper.list()).await;
+    let here = Answer::Here {
+        record: assembly.record,
+        listed: list.len() as u32,
+    };
+    write(send, &here).await?;
+    let entries: Vec<u8> = list
+        .iter()
+        .flat_map(|(segment, hash)| wire::listed(*segment, *hash))
+        .collect();
+    send.write_all(&entries).await.map_err(|error| error.to_string())?;
     let start: Start = read(receive).await?;
-    if start.offset != 0 && start.offset != part.length() {
+    if start.listed as usize != list.len() {
         bulk.member
             .refused
             .count("the start of a bulk message", Refusal::Malformed);
-        return Err("it starts at another byte than agreed".to_owned());
+        return Err("it starts with other segments than listed".to_owned());
     }
-    let anew = if start.offset == 0 { part.restart() } else { Ok(()) };
-    let length = part.whole_length();
-    let part = match anew {
-        Ok(()) => fill(bulk, part, receive).await?,
+    let mut bits = vec![0; list.len().div_ceil(8)];
+    receive.read_exact(&mut bits).await.map_err(|error| error.to_string())?;
+    let mut at = 0..;
+    list.retain(|_| at.next().is_some_and(|at: usize| bits[at / 8] >> (at % 8) & 1 == 1));
+    Ok(list)
+}
+
+/// Reads a run of segments. If the stream breaks off, returns the segments that have arrived, and why.
+async fn gather(bulk: &Bulk, length: u64, receive: &mut RecvStream, bytes: &mut Vec<u8>) -> Result<Run, (Run, String)> {
+    let none = Run { first: 0, count: 0 };
+    let Segments { first, count } = read(receive).await.map_err(|why: Unread| (none, why.0))?;
+    let run = Run { first, count };
+    if !(1..=RUN_MAX).contains(&count) || run.segments().end > segments_of(length) {
+        bulk.member
+            .refused
+            .count("the segments of a bulk message", Refusal::Malformed);
+        return Err((none, "it has no such segments".to_owned()));
+    }
+    let place = run.bytes(length);
+    bytes.resize((place.end - place.start) as usize, 0);
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match receive.read(&mut bytes[filled..]).await {
+            Ok(Some(read)) => filled += read,
+            broken => {
+                let count = filled / SEGMENT_BYTES as usize;
+                bytes.truncate(count * SEGMENT_BYTES as usize);
+                let why = broken
+                    .err()
+                    .map_or("it is shorter than announced".to_owned(), |error| error.to_string());
+                return Err((
+                    Run {
+                        first,
+                        count: count as u32,
+                    },
+                    why,
+                ));
+            }
+        }
+    }
+    Ok(run)
+}
+
+/// Goes on after segments were written, or could not be.
+async fn go_on(bulk: &Bulk, from: RobotId, assembly: &Arc<Assembly>, stored: io::Result<Stored>) {
+    let stored = match (stored, synced(assembly, false).await) {
+        (Ok(stored), Ok(())) => stored,
+        (Err(error), _) | (_, Err(error)) => return fail(bulk, assembly, &error).await,
+    };
+    lock(&bulk.counts).received_bytes += stored.bytes;
+    if let Some(file) = stored.file {
+        // The disk writes while more arrive.
+        lock(&assembly.syncing).push(beside(move || file.sync()));
+    }
+    if let Some(part) = stored.complete {
+        finish(bulk, from, assembly, part).await;
+    }
+}
+
+/// Finishes a message that is complete, which ends it over all paths.
+async fn finish(bulk: &Bulk, from: RobotId, assembly: &Arc<Assembly>, part: Box<Part>) {
+    // The kernel reports a disk's failure once: a sync only at the end would miss it.
+    let whole = match synced(assembly, true).await {
+        Ok(()) => awaited(|| part.finish()).await,
         Err(error) => Err(error),
     };
-    let whole = match part {
-        Ok(part) => awaited(|| part.finish()).await,
-        Err(error) => Err(error),
-    };
-    match whole {
+    let answer = match whole {
         Ok(Some(whole)) => {
             tracing::info!(
                 "received \"{}\" of {} bytes from {}",
@@ -161,11 +394,35 @@ async fn take_rest(
                 bulk.member.name_of(from)
             );
             bulk.hand_out(from, whole);
-            Ok(Answer::Whole)
+            Answer::Whole
         }
-        Ok(None) => Ok(Answer::Garbled),
-        Err(error) => Ok(unwritten(bulk, length, &error)),
+        Ok(None) => Answer::Garbled,
+        Err(error) => return fail(bulk, assembly, &error).await,
+    };
+    assembly.end(Over::Answered(answer));
+}
+
+/// Ends a message that could not be written.
+async fn fail(bulk: &Bulk, assembly: &Arc<Assembly>, error: &io::Error) {
+    let answer = unwritten(bulk, assembly.begin.length, error);
+    let assembly = assembly.clone();
+    awaited(move || assembly.end(Over::Answered(answer))).await;
+}
+
+/// Returns the results of all syncs that have ended, or waits for all.
+async fn synced(assembly: &Assembly, all: bool) -> io::Result<()> {
+    let ended: Vec<_> = {
+        let mut syncing = lock(&assembly.syncing);
+        let (ended, going) = std::mem::take(&mut *syncing)
+            .into_iter()
+            .partition(|sync| all || sync.is_finished());
+        *syncing = going;
+        ended
+    };
+    for sync in ended {
+        sync.await.map_err(io::Error::other)??;
     }
+    Ok(())
 }
 
 /// Returns the answer if a message does not fit on the disk.
@@ -191,62 +448,6 @@ fn unwritten(bulk: &Bulk, length: u64, error: &io::Error) -> Answer {
             tracing::error!("bulk cannot be written below {}: {error}", bulk.state.display());
             Answer::Disk
         }
-    }
-}
-
-/// Reads bytes into a part until their stream ends. If it breaks off, what has arrived is kept.
-///
-/// They are hashed and written by the megabyte: QUIC delivers them packet by packet, and a system call and a thread
-/// handover for each would take longer than QUIC itself. The disk writes while more arrive.
-async fn fill(bulk: &Bulk, mut part: Box<Part>, receive: &mut RecvStream) -> Result<io::Result<Box<Part>>, String> {
-    let mut chunks = [const { Bytes::new() }; CHUNKS];
-    let mut gathered = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 4);
-    let mut syncing: Option<JoinHandle<io::Result<()>>> = None;
-    let ended = loop {
-        let read = receive.read_chunks(&mut chunks).await;
-        let came = read.as_ref().ok().copied().flatten().unwrap_or(0);
-        for chunk in chunks.iter_mut().take(came) {
-            gathered.extend_from_slice(&std::mem::take(chunk));
-        }
-        let more = matches!(read, Ok(Some(_)));
-        if gathered.len() < WRITE_BYTES && more {
-            continue;
-        }
-        let appended;
-        (part, gathered, appended) = awaited(move || {
-            let appended = part.append(&gathered);
-            (part, gathered, appended)
-        })
-        .await;
-        if let Err(error) = appended {
-            return Ok(Err(error));
-        }
-        lock(&bulk.counts).received_bytes += gathered.len() as u64;
-        gathered.clear();
-        if !more {
-            break read;
-        }
-        if syncing.as_ref().is_none_or(JoinHandle::is_finished) {
-            if let Err(error) = synced(syncing.take()).await {
-                return Ok(Err(error));
-            }
-            match part.unsynced() {
-                Ok(file) => syncing = file.map(|file| beside(move || file.sync())),
-                Err(error) => return Ok(Err(error)),
-            }
-        }
-    };
-    // The kernel reports a disk's failure once: a sync only at the end would miss it.
-    let synced = synced(syncing).await;
-    ended.map_err(|error| error.to_string())?;
-    Ok(synced.map(|()| part))
-}
-
-/// Waits for a sync in progress, and returns its result.
-async fn synced(syncing: Option<JoinHandle<io::Result<()>>>) -> io::Result<()> {
-    match syncing {
-        Some(syncing) => syncing.await.map_err(io::Error::other)?,
-        None => Ok(()),
     }
 }
 
@@ -277,8 +478,12 @@ pub(super) async fn read<F: Frame>(receive: &mut RecvStream) -> Result<F, Unread
 
 /// Writes a frame to a stream.
 pub(super) async fn write<F: Frame>(send: &mut SendStream, frame: &F) -> Result<(), String> {
+    send.write_all(&framed(frame)).await.map_err(|error| error.to_string())
+}
+
+/// Returns a frame as it is on a stream, after its length.
+pub(super) fn framed<F: Frame>(frame: &F) -> Vec<u8> {
     let frame = wire::encode(frame);
     let length = u16::try_from(frame.len()).unwrap_or(u16::MAX);
-    let bytes = [&length.to_le_bytes(), frame.as_slice()].concat();
-    send.write_all(&bytes).await.map_err(|error| error.to_string())
+    [&length.to_le_bytes(), frame.as_slice()].concat()
 }

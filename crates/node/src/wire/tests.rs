@@ -24,7 +24,7 @@ const CLOCK: ClockId = ClockId(u64::MAX);
 
 #[test]
 fn what_is_not_a_frame_is_refused_for_what_it_is() {
-    let start = Start { offset: 7 };
+    let start = Start { listed: 7 };
     let frame = encode(&start);
     assert_eq!(decode::<Start>(&frame), Ok(start));
     assert_eq!(decode::<Answer>(&frame), Err(Refusal::Malformed), "of another kind");
@@ -40,6 +40,12 @@ fn what_is_not_a_frame_is_refused_for_what_it_is() {
     assert_eq!(decode::<Start>(&newer), Err(Refusal::Version(9)));
     assert_eq!(decode::<Start>(&[0; 65]), Err(Refusal::Oversized));
     assert_eq!(decode::<Start>(b"GE"), Err(Refusal::Malformed));
+}
+
+#[test]
+fn a_listed_segment_keeps_its_number_and_hash() {
+    let hash = std::array::from_fn(|place| place as u8);
+    assert_eq!(unlisted(listed(u32::MAX - 1, hash)), (u32::MAX - 1, hash));
 }
 
 #[test]
@@ -351,7 +357,7 @@ macro_rules! readers {
 }
 
 /// All kinds.
-fn readers() -> [Reader; 14] {
+fn readers() -> [Reader; 15] {
     readers![
         robot::Message,
         Hello,
@@ -364,6 +370,7 @@ fn readers() -> [Reader; 14] {
         Begin,
         Answer,
         Start,
+        Segments,
         Parcel,
         FromGuest,
         ToGuest

@@ -28,6 +28,44 @@ fn begin(sequence: u64, bytes: &[u8]) -> Begin {
     }
 }
 
+const SEGMENT: usize = SEGMENT_BYTES as usize;
+
+/// Returns bytes of which no two segments are the same.
+fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    blake3::Hasher::new()
+        .update(&seed.to_le_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
+    bytes
+}
+
+/// Returns the segments of a message, with their hashes.
+fn segments(bytes: &[u8]) -> Vec<(u32, Hash, &[u8])> {
+    let pieces = (0..).zip(bytes.chunks(SEGMENT));
+    let hashed = pieces.map(|(segment, piece)| {
+        let hash = hashes::of_segment(segment, bytes.len() as u64, [piece]);
+        (segment, hash, piece)
+    });
+    hashed.collect()
+}
+
+/// Writes the segments of a message.
+fn write(part: &mut Part, bytes: &[u8]) -> io::Result<()> {
+    let mut segments = segments(bytes).into_iter();
+    segments.try_for_each(|(segment, hash, piece)| part.write(segment, hash, piece))
+}
+
+/// Keeps what is right in a message, as its sender does. Returns the segments.
+fn keep(part: &mut Part, bytes: &[u8]) -> Vec<u32> {
+    let segments = segments(bytes);
+    let is_right =
+        |(segment, hash): &(u32, Hash)| segments.get(*segment as usize).is_some_and(|known| known.1 == *hash);
+    let right: Vec<_> = part.list().into_iter().filter(is_right).collect();
+    part.keep(right.iter().copied());
+    right.into_iter().map(|(segment, _)| segment).collect()
+}
+
 fn offer(inbox: &Inbox, begin: &Begin) -> Offer {
     inbox.offer(begin, &Arc::default()).unwrap()
 }
@@ -41,21 +79,32 @@ fn part(inbox: &Inbox, begin: &Begin) -> Box<Part> {
 
 #[test]
 fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
-    let (folder, bytes) = (scratch("crash"), b"0123456789".to_vec());
+    let (folder, bytes) = (scratch("crash"), content(1, 4 * SEGMENT + 10));
     let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
-    part(&inbox, &begin(1, &bytes)).append(&bytes[..4]).unwrap();
-    let mut again = part(
-        &Inbox::open(Arc::new(Linux), &folder, "one").unwrap(),
-        &begin(1, &bytes),
-    );
+    let segments = segments(&bytes);
+    let mut before = part(&inbox, &begin(1, &bytes));
+    for at in [0, 4, 2] {
+        let (segment, hash, piece) = segments[at];
+        before.write(segment, hash, piece).unwrap();
+        before.write(segment, [0; 32], piece).unwrap();
+    }
+    assert_eq!(before.missing(), 2 * SEGMENT_BYTES, "the first copy is kept");
+    assert!(before.write(5, [0; 32], &[]).is_err() && before.write(1, [0; 32], &bytes).is_err());
+    let again = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
+    let mut again = part(&again, &begin(1, &bytes));
     assert_eq!(
-        (again.length(), again.hash()),
-        (4, *blake3::hash(&bytes[..4]).as_bytes())
+        again.missing(),
+        bytes.len() as u64,
+        "its sender has to say what is right"
     );
-    assert!(again.append(&bytes).is_err(), "more than it has");
-    again.append(&bytes[4..]).unwrap();
+    assert_eq!(keep(&mut again, &bytes), [0, 2, 4]);
+    assert_eq!(again.missing(), 2 * SEGMENT_BYTES);
+    for at in [3, 1] {
+        let (segment, hash, piece) = segments[at];
+        again.write(segment, hash, piece).unwrap();
+    }
     let whole = again.finish().unwrap().unwrap();
-    assert_eq!(fs::read(&whole.path).unwrap(), bytes);
+    assert!(fs::read(&whole.path).unwrap() == bytes);
     assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
     assert!(matches!(offer(&inbox, &begin(0, &bytes)), Offer::Delivered), "older");
     assert_eq!(inbox.whole().unwrap(), [whole]);
@@ -63,7 +112,23 @@ fn what_came_before_a_crash_is_kept_and_a_whole_message_comes_once() {
         lineage: 6,
         ..begin(0, &bytes)
     };
-    assert_eq!(part(&inbox, &other).length(), 0, "of a sender that started anew");
+    assert_eq!(part(&inbox, &other).list(), [], "of a sender that started anew");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_was_found_does_not_count_once_something_else_was_written() {
+    let (folder, bytes) = (scratch("found"), content(1, 2 * SEGMENT));
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
+    write(&mut part(&inbox, &begin(1, &bytes)), &bytes).unwrap();
+    let mut again = part(&inbox, &begin(1, &bytes));
+    let list = again.list();
+    let other = content(2, SEGMENT);
+    again.write(0, [7; 32], &other).unwrap();
+    again.keep(list);
+    assert_eq!(again.missing(), 0);
+    assert_eq!(again.list()[0], (0, [7; 32]), "the one that was written");
+    assert_eq!(again.finish().unwrap(), None, "and is wrong");
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -73,7 +138,7 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     let (folder, bytes) = (scratch("between"), b"0123456789".to_vec());
     let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, &bytes));
-    whole.append(&bytes).unwrap();
+    write(&mut whole, &bytes).unwrap();
     let whole = whole.finish().unwrap().unwrap();
     fs::remove_file(folder.join("bulk/one/delivered")).unwrap();
     let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
@@ -82,9 +147,12 @@ fn what_is_whole_is_delivered_though_a_crash_came_before_that_was_written_down()
     fs::remove_file(&whole.path).unwrap();
     assert!(matches!(offer(&inbox, &begin(1, &bytes)), Offer::Delivered));
     // An incomplete message still does not count as delivered.
-    part(&inbox, &begin(2, &bytes)).append(&bytes[..4]).unwrap();
+    let bytes = content(2, SEGMENT + 1);
+    let mut incomplete = part(&inbox, &begin(2, &bytes));
+    let (segment, hash, piece) = segments(&bytes)[0];
+    incomplete.write(segment, hash, piece).unwrap();
     assert_eq!(inbox.mend(), None);
-    assert_eq!(part(&inbox, &begin(2, &bytes)).length(), 4);
+    assert_eq!(keep(&mut part(&inbox, &begin(2, &bytes)), &bytes), [0]);
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -97,7 +165,7 @@ fn a_whole_message_that_could_not_be_recorded_comes_once_its_sender_offers_it_ag
     let in_the_way = folder.join("bulk/one/delivered.new");
     fs::create_dir(&in_the_way).unwrap();
     let mut whole = part(&inbox, &begin(1, &bytes));
-    whole.append(&bytes).unwrap();
+    write(&mut whole, &bytes).unwrap();
     assert!(whole.finish().is_err());
     let place = inbox.mend().unwrap();
     assert_eq!(fs::read(&place).unwrap(), bytes);
@@ -123,7 +191,7 @@ fn every_legal_name_has_its_file() {
                 ..begin(sequence, &bytes)
             };
             let mut part = part(&inbox, &begin);
-            part.append(&bytes).unwrap();
+            write(&mut part, &bytes).unwrap();
             let whole = part.finish().unwrap().unwrap();
             assert!(whole.path.starts_with(folder.join("bulk")));
             assert!(inbox.whole().unwrap().contains(&whole), "{name}");
@@ -138,7 +206,7 @@ fn every_legal_name_has_its_file() {
 fn came(folder: &Path, bytes: &[u8]) -> BulkMessage {
     let inbox = Inbox::open(Arc::new(Linux), folder, "one").unwrap();
     let mut whole = part(&inbox, &begin(1, bytes));
-    whole.append(bytes).unwrap();
+    write(&mut whole, bytes).unwrap();
     BulkMessage::new(Arc::new(Linux), RobotId(0), whole.finish().unwrap().unwrap())
 }
 
@@ -212,7 +280,7 @@ fn a_whole_message_is_there_after_a_power_cut() {
         make_private(&*disk, folder).unwrap();
         let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
         let mut whole = part(&inbox, &begin(1, &bytes));
-        whole.append(&bytes).unwrap();
+        write(&mut whole, &bytes).unwrap();
         let whole = whole.finish().unwrap().unwrap();
         platter.cut();
         assert_eq!(inbox.whole().unwrap(), std::slice::from_ref(&whole), "seed {seed}");
@@ -221,18 +289,18 @@ fn a_whole_message_is_there_after_a_power_cut() {
     }
 }
 
-/// Offers a message once, as a sender that knows nothing, and takes it if it is whole. Returns whether the sender was
-/// told that it was delivered.
-fn attempt(disk: &Arc<dyn Disk>, begin: &Begin, bytes: &[u8], step: usize) -> io::Result<bool> {
+/// Offers a message once, as a sender that knows nothing, and takes it if it is whole. The segments arrive in an order
+/// that begins with this one. Returns whether the sender was told that it was delivered.
+fn attempt(disk: &Arc<dyn Disk>, begin: &Begin, bytes: &[u8], first: usize) -> io::Result<bool> {
     let inbox = Inbox::open(disk.clone(), Path::new("/state"), "one")?;
     let whole = match inbox.offer(begin, &Arc::default())? {
         Offer::Part(mut part) => {
-            let came = part.length() as usize;
-            if part.hash() != *blake3::hash(&bytes[..came]).as_bytes() {
-                part.restart()?;
-            }
-            for piece in bytes[part.length() as usize..].chunks(step) {
-                part.append(piece)?;
+            keep(&mut part, bytes);
+            let mut segments = segments(bytes);
+            let places = segments.len().max(1);
+            segments.rotate_left(first % places);
+            for (segment, hash, piece) in segments {
+                part.write(segment, hash, piece)?;
             }
             part.finish()?
         }
@@ -263,11 +331,12 @@ fn whenever_the_power_fails_every_message_comes_whole_and_once() {
             make_private(&*disk, Path::new(folder)).unwrap();
         }
         for sequence in 0..6 {
-            let bytes: Vec<u8> = (0..rng.random_range(0..20_000)).map(|_| rng.random()).collect();
+            let longest = if rng.random_bool(0.3) { 4 * SEGMENT } else { 20_000 };
+            let bytes = content(seed, rng.random_range(0..longest));
             let begin = begin(sequence, &bytes);
             loop {
                 platter.set_fuse(Some(rng.random_range(0..40)));
-                let told = attempt(&disk, &begin, &bytes, rng.random_range(1..20_000));
+                let told = attempt(&disk, &begin, &bytes, rng.random_range(0..4));
                 if failed.swap(0, Ordering::Relaxed) == 0 {
                     assert!(told.unwrap());
                     break;
@@ -290,7 +359,7 @@ fn whenever_the_power_fails_every_message_comes_whole_and_once() {
             }
             platter.set_fuse(None);
             platter.cut();
-            assert_eq!(disk.read(&into(&begin)).unwrap(), bytes, "seed {seed}: {sequence}");
+            assert!(disk.read(&into(&begin)).unwrap() == bytes, "seed {seed}: {sequence}");
         }
     }
     assert!(cuts > 200, "{cuts}");
@@ -306,7 +375,7 @@ fn a_message_that_was_taken_does_not_come_back() {
         let inbox = Inbox::open(disk.clone(), folder, "one").unwrap();
         for sequence in [1, 2] {
             let mut whole = part(&inbox, &begin(sequence, &bytes));
-            whole.append(&bytes).unwrap();
+            write(&mut whole, &bytes).unwrap();
             let message = BulkMessage::new(disk.clone(), RobotId(0), whole.finish().unwrap().unwrap());
             if sequence == 1 {
                 assert_eq!(message.take().unwrap(), bytes);
@@ -324,11 +393,15 @@ fn wrong_bytes_are_forgotten() {
     let folder = scratch("wrong");
     let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
     let mut wrong = part(&inbox, &begin(1, b"right"));
-    wrong.append(b"wrong").unwrap();
+    write(&mut wrong, b"wrong").unwrap();
     assert_eq!(wrong.finish().unwrap(), None);
-    assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
+    assert_eq!(part(&inbox, &begin(1, b"right")).list(), []);
     fs::write(folder.join("bulk/one/part"), b"longer than it may be").unwrap();
-    assert_eq!(part(&inbox, &begin(1, b"right")).length(), 0);
+    assert_eq!(part(&inbox, &begin(1, b"right")).list(), []);
+    fs::write(folder.join("bulk/one/part"), b"wrong").unwrap();
+    let mut found = part(&inbox, &begin(1, b"right"));
+    assert_eq!((found.list().len(), keep(&mut found, b"right")), (1, vec![]));
+    assert_eq!(found.missing(), 5);
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -339,23 +412,28 @@ proptest! {
     /// Each message arrives whole and once, however often either end stops, and whatever it had written.
     #[test]
     fn every_message_comes_whole_and_once(
-        cuts in prop::collection::vec((0usize..40, any::<bool>()), 0..12),
-        lengths in prop::collection::vec(0usize..60, 1..4),
+        cuts in prop::collection::vec((prop::collection::vec(0u32..4, 0..4), any::<bool>()), 0..12),
+        lengths in prop::collection::vec(0..4 * SEGMENT, 1..4),
     ) {
         let folder = scratch("prop");
         let mut cuts = cuts.into_iter();
         for (sequence, length) in (0u64..).zip(&lengths) {
-            let bytes: Vec<u8> = (0..*length).map(|byte| (byte as u64 + sequence) as u8).collect();
+            let bytes = content(sequence, *length);
             let begin = begin(sequence, &bytes);
+            let mut written = Vec::new();
             loop {
                 let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
                 let Offer::Part(mut part) = offer(&inbox, &begin) else { break };
-                let from = part.length() as usize;
-                prop_assert_eq!(part.hash(), *blake3::hash(&bytes[..from]).as_bytes());
-                let (cut, tear) = cuts.next().unwrap_or((usize::MAX, false));
-                let to = from.saturating_add(cut).min(bytes.len());
-                part.append(&bytes[from..to]).unwrap();
-                if to == bytes.len() && !tear {
+                written.sort_unstable();
+                written.dedup();
+                prop_assert_eq!(keep(&mut part, &bytes), written.clone());
+                let (some, tear) = cuts.next().unwrap_or(((0..4).collect(), false));
+                let segments = segments(&bytes);
+                for (segment, hash, piece) in some.iter().filter_map(|at| segments.get(*at as usize)) {
+                    part.write(*segment, *hash, piece).unwrap();
+                    written.push(*segment);
+                }
+                if part.missing() == 0 && !tear {
                     prop_assert!(part.finish().unwrap().is_some());
                 }
             }
