@@ -4,8 +4,8 @@
 //! may have about two of its congestion windows on their way, and so many bytes always that it need not wait for the
 //! receiver's answers. So a slow path takes few, and nobody has to know in advance how fast a path is.
 //!
-//! When no segment is left to take, a path that has room repeats the last of those that the other paths have taken and
-//! that have not arrived. Until the message is whole, every path therefore has something to send, and the message is
+//! When no segment is left to take, a path that has nearly sent its own repeats the last of those that the other paths
+//! have taken and that have not arrived. Until the message is whole, every path therefore has something to send, and the message is
 //! never slower than over the best path alone. The receiver keeps the copy that arrives first.
 //!
 //! When a path is lost, its segments can be taken again. The receiver tells what it has whenever a path begins, because
@@ -23,7 +23,8 @@ use crate::paths::PATHS_MAX;
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 /// The largest number of segments that a path takes at once.
 pub const RUN_MAX: u32 = 4;
-/// The number of segments that one of several paths always has room for, and the largest number.
+/// The number of segments that one of several paths always has room for, and the largest number. A path with fewer than
+/// the first on their way repeats others.
 const AHEAD_MIN: u32 = 2;
 const AHEAD_MAX: u32 = 64;
 /// The largest number of segments for which the only path has room: more than fit into all buffers on the way.
@@ -163,7 +164,10 @@ impl Spread {
         if room == 0 {
             return None;
         }
-        let run = self.next_free(room).or_else(|| self.last_elsewhere(path))?;
+        let repeats = ahead < AHEAD_MIN;
+        let run = self
+            .next_free(room)
+            .or_else(|| repeats.then(|| self.last_elsewhere(path)).flatten())?;
         for segment in run.segments() {
             self.free -= u32::from(self.carried[segment as usize] == 0);
             self.carried[segment as usize] |= 1 << path;

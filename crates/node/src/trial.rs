@@ -98,8 +98,13 @@ impl Trial {
         self.network.lose(path, share);
     }
 
-    /// Calls `seen` with the sender of each long datagram for bulk that is sent.
-    pub fn watch_bulk(&self, seen: impl Fn(RobotId) + Send + Sync + 'static) {
+    /// Makes frames take this many times as long over a path.
+    pub fn slow(&self, path: usize, times: f64) {
+        self.network.slow(path, times);
+    }
+
+    /// Calls `seen` with the sender and the path of each long datagram for bulk that is sent.
+    pub fn watch_bulk(&self, seen: impl Fn(RobotId, usize) + Send + Sync + 'static) {
         let ports = (0u16..).map(RobotId).take(self.team.robots.len());
         let ports = ports.map(|robot| self.team.port(robot) + crate::bulk::PORT_BULK);
         self.network.watch(ports.collect(), Box::new(seen));

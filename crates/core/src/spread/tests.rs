@@ -72,13 +72,16 @@ fn of_several_paths_each_takes_as_it_has_room() {
 
 #[test]
 fn who_has_nothing_left_repeats_the_last_of_the_others() {
-    let mut spread = begun(4, &[0, 1]);
-    assert_eq!(spread.take(1, 0), Some(run(0, 2)));
-    assert_eq!(spread.take(0, WIDE), Some(run(2, 2)));
-    assert_eq!(spread.take(0, WIDE), Some(run(1, 1)));
-    assert_eq!(spread.take(0, WIDE), Some(run(0, 1)));
-    assert_eq!(spread.take(0, WIDE), None, "it carries them all");
-    spread.on_arrived(1, run(0, 4));
+    let mut spread = begun(6, &[0, 1]);
+    assert_eq!(spread.take(1, WIDE), Some(run(0, 4)));
+    assert_eq!(spread.take(0, WIDE), Some(run(4, 2)));
+    assert_eq!(spread.take(0, WIDE), None, "it has its own to send");
+    spread.on_arrived(1, run(4, 1));
+    assert_eq!(spread.take(0, WIDE), Some(run(3, 1)));
+    assert_eq!(spread.take(0, WIDE), None, "that is enough for now");
+    spread.on_arrived(1, run(3, 3));
+    assert_eq!(spread.take(0, WIDE), Some(run(2, 1)));
+    spread.on_arrived(1, run(0, 6));
     assert!(spread.is_whole());
     assert_eq!((spread.take(0, WIDE), spread.take(1, WIDE)), (None, None));
 }

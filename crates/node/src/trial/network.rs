@@ -43,7 +43,7 @@ const SMALL_BYTES: usize = 256;
 const PORT_FIRST: u16 = 40_000;
 
 /// Called for each long datagram for bulk.
-type Watcher = Box<dyn Fn(RobotId) + Send + Sync>;
+type Watcher = Box<dyn Fn(RobotId, usize) + Send + Sync>;
 
 /// The network.
 pub(super) struct Network {
@@ -64,6 +64,7 @@ struct Inner {
     /// The machines without power.
     off: BTreeSet<RobotId>,
     lost: BTreeMap<usize, f64>,
+    slowed: BTreeMap<usize, f64>,
     /// The time at which bulk's last frame on each path is done.
     busy: BTreeMap<usize, Instant>,
     /// The events, the earliest first.
@@ -126,6 +127,7 @@ impl Network {
                 parted: Vec::new(),
                 off: BTreeSet::new(),
                 lost: BTreeMap::new(),
+                slowed: BTreeMap::new(),
                 busy: BTreeMap::new(),
                 events: BinaryHeap::new(),
                 number: 0,
@@ -149,6 +151,10 @@ impl Network {
 
     pub fn lose(&self, path: usize, share: f64) {
         lock(&self.inner).lost.insert(path, share);
+    }
+
+    pub fn slow(&self, path: usize, times: f64) {
+        lock(&self.inner).slowed.insert(path, times);
     }
 
     /// Switches a machine's cards off, including what is in their queues, or on.
@@ -198,7 +204,8 @@ impl Network {
             return;
         }
         let now = Instant::now();
-        let frame = FRAME + Duration::from_secs_f64(bytes.len() as f64 / RATE);
+        let slowed = inner.slowed.get(&path).copied().unwrap_or(1.0);
+        let frame = (FRAME + Duration::from_secs_f64(bytes.len() as f64 / RATE)).mul_f64(slowed);
         let is_voice = from.handed.get().is_some();
         let left = if is_voice {
             now + frame
@@ -211,7 +218,7 @@ impl Network {
         if let Some((ports, watcher)) = self.watcher.get() {
             let is_short = bytes.first().is_some_and(|first| first & 0x80 == 0);
             if is_short && bytes.len() > SMALL_BYTES && ports.contains(&to.port()) {
-                watcher(robot);
+                watcher(robot, path);
             }
         }
         let loss = inner.lost.get(&path).copied().unwrap_or(0.0).max(LOSS);

@@ -153,7 +153,7 @@ impl Run {
     /// Starts all robots and injects the scheduled faults. Returns the time of each fault.
     async fn strike(self: &Arc<Self>, schedule: &Schedule) -> Vec<Span> {
         let watching = Arc::downgrade(self);
-        self.trial.watch_bulk(move |robot| {
+        self.trial.watch_bulk(move |robot, _| {
             if let Some(run) = watching.upgrade() {
                 let now = run.now_ns();
                 run.saw().sent[usize::from(robot.0)].push(now);
