@@ -7,7 +7,8 @@
 //!
 //! **Assignor.** The original goes over the best path, the duplicate over the best one on another interface. Lee takes
 //! the shortest smoothed round trip. Here the expected delay including losses counts, eq. 10: d / (1 - q). A path that
-//! is only a little better than the one in use does not displace it. Bulk goes over the best path, once.
+//! is only a little better than the one in use does not displace it. What is not control goes over the best path, once;
+//! [`crate::spread`] decides about bulk.
 //!
 //! **Duplicator.** [`Duplicate::Always`] sends two copies, [`Duplicate::Never`] one. [`Duplicate::Adaptive`] adds copies
 //! until the product of their failure rates (eq. 11 and 12, as if paths failed independently) is small enough. Eq. 16

@@ -30,7 +30,7 @@ const AHEAD_MAX: u32 = 64;
 /// The largest number of segments for which the only path has room: more than fit into all buffers on the way.
 const ALONE_MAX: u32 = 128;
 /// A further path is worth a connection if at least this many segments are left to take.
-const WORTH_MIN: u32 = 8;
+const WORTH_MIN: u32 = 3;
 
 /// Consecutive segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
