@@ -394,10 +394,7 @@ fn name(input: &Input) -> &'static str {
         Input::Copy { .. } => "copy",
         Input::State(_) => "state",
         Input::Message { .. } | Input::Gathering { .. } => "message",
-        Input::WantBulk(_)
-        | Input::BulkPaths(_)
-        | Input::Bulk { .. }
-        | Input::BulkSent { .. } => "bulk",
+        Input::WantBulk(_) | Input::BulkPaths(_) | Input::Bulk { .. } | Input::BulkSent { .. } => "bulk",
         Input::AddFlow(_)
         | Input::AddForeignFlow
         | Input::RemoveFlow(_)
