@@ -88,6 +88,14 @@ impl Assembly {
         });
     }
 
+    /// Ends it because its sender has begun another one, unless it is complete or ends anyway. Waits for the disk.
+    fn replace(&self) {
+        // Whoever has taken it out still uses its files, and ends it.
+        if lock(&self.part).take().is_some() {
+            self.end(Over::Replaced);
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.over.borrow().is_some()
     }
@@ -222,7 +230,9 @@ async fn offered(
         if before.begin.lineage == begin.lineage && before.begin.sequence > begin.sequence {
             return Err("its sender has begun a later message".to_owned());
         }
-        awaited(move || before.end(Over::Replaced)).await;
+        let mut over = before.over.subscribe();
+        awaited(move || before.replace()).await;
+        let _ = over.wait_for(Option::is_some).await;
     }
     let name = member.name_of(from);
     let (disk, state, name) = (member.ground.disk(), bulk.state.clone(), name.to_owned());
@@ -486,4 +496,47 @@ pub(super) fn framed<F: Frame>(frame: &F) -> Vec<u8> {
     let frame = wire::encode(frame);
     let length = u16::try_from(frame.len()).unwrap_or(u16::MAX);
     [&length.to_le_bytes(), frame.as_slice()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ground::Linux;
+
+    fn assembly(folder: &std::path::Path, bytes: &[u8]) -> Assembly {
+        let begin = Begin {
+            lineage: 5,
+            sequence: 1,
+            name: "map".to_owned(),
+            length: bytes.len() as u64,
+            hash: *blake3::hash(bytes).as_bytes(),
+        };
+        let inbox = Inbox::open(Arc::new(Linux), folder, "one").unwrap();
+        match inbox.offer(&begin, &Arc::default()).unwrap() {
+            Offer::Part(part) => Assembly::new(part, 7),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_being_finished_keeps_its_files_to_itself() {
+        let folder = std::env::temp_dir().join(format!("coorp-receive-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let bytes = vec![7; SEGMENT_BYTES as usize + 10];
+        let (first, last) = bytes.split_at(SEGMENT_BYTES as usize);
+        let replaced = assembly(&folder, &bytes);
+        assert!(replaced.store(1, last).unwrap().complete.is_none());
+        replaced.replace();
+        assert!(replaced.is_over(), "nothing uses its files");
+        assert_eq!(replaced.store(0, first).unwrap().bytes, 0, "and nothing will");
+        drop(replaced);
+        let finished = assembly(&folder, &bytes);
+        assert!(finished.store(0, &bytes[..]).unwrap().complete.is_some());
+        finished.replace();
+        assert!(!finished.is_over(), "the other message has to wait");
+        finished.end(Over::Answered(Answer::Whole));
+        finished.end(Over::Replaced);
+        assert!(matches!(*finished.over.borrow(), Some(Over::Answered(Answer::Whole))));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
