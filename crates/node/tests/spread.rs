@@ -166,7 +166,8 @@ fn two_paths_take_little_more_than_half_as_long() {
 #[test]
 fn a_slow_or_lossy_path_makes_no_message_slower() {
     let alone = unhindered(2, 1, |_| ()).whole().as_secs_f64();
-    let troubles: [(&str, fn(&Trial)); 3] = [
+    type Trouble = (&'static str, fn(&Trial));
+    let troubles: [Trouble; 3] = [
         ("five times as slow", |trial| trial.slow(1, 5.0)),
         ("fifty times as slow", |trial| trial.slow(1, 50.0)),
         ("loses a third", |trial| trial.lose(1, 0.3)),
