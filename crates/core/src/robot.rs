@@ -286,7 +286,7 @@ impl Robot {
 
     /// Returns the paths for bulk to a robot, the best one first: all live ones; if none is live, all of them, as any
     /// may come back. Ask repeatedly while bulk is sent, which keeps the paths probed. One permit allows bulk over all
-    /// of them: the limit is the number of robots that send, on each channel (decision 35).
+    /// of them: the limit is the number of robots that send, on each channel (decision 36).
     pub fn bulk_paths(&mut self, to: RobotId, now: Instant) -> Vec<usize> {
         let paths = self.peers.bulk_paths(to, now);
         self.gather();

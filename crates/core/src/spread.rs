@@ -1,4 +1,4 @@
-//! Decides which parts of a bulk message go over which paths ([`Spread`], decision 35).
+//! Decides which parts of a bulk message go over which paths ([`Spread`], decision 36).
 //!
 //! A message consists of *segments* of [`SEGMENT_BYTES`]. Each path in use takes the next segments as it has room: it
 //! may have about two of its congestion windows on their way, and so many bytes always that it need not wait for the

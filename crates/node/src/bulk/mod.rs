@@ -8,7 +8,7 @@
 //! keeps the connections and knows whose turn it is.
 //!
 //! Each path has its own sockets, and its own connection. A message is split into segments, which all live paths carry at
-//! once (`core::spread`, decision 35); if a path dies, the others carry what is left. QUIC's own migration would keep the
+//! once (`core::spread`, decision 36); if a path dies, the others carry what is left. QUIC's own migration would keep the
 //! connection, but it moves only one end: the destination address would still be the dead interface's.
 //!
 //! A message is in its sender's memory until it is delivered; if the sender dies, the message has failed. Left out:
