@@ -207,6 +207,9 @@ async fn take(
         Ok(assembly) => assemble(bulk, from, &assembly, &mut send, &mut receive).await?,
         Err(answer) => answer,
     };
+    // QUIC offers the next stream once both halves of this one are over. It does so at once only if the answer's
+    // acknowledgement ends the last of them, and not when this half is dropped after it.
+    drop(receive);
     write(&mut send, &answer).await?;
     send.finish().map_err(|error| error.to_string())?;
     // Wait until the answer has arrived, or the other end is gone.
