@@ -1,8 +1,12 @@
 """Shared fixtures."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

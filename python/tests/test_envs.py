@@ -4,6 +4,7 @@ import gc
 import math
 import pickle
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from coorp.envs.navigation import Backend
 
 Floats = npt.NDArray[np.float64]
 PERIOD_NS = 33_333_333
+BACKENDS = [
+    "native",
+    "numpy",
+    pytest.param("irsim", marks=pytest.mark.skipif(find_spec("irsim") is None, reason="IR-SIM is not installed")),
+]
 
 
 CODE = Task(
@@ -189,7 +195,7 @@ def test_nothing_is_collected_while_an_irsim_world_is_made(monkeypatch: pytest.M
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_collisions_are_what_they_are_said_to_be(backend: Backend) -> None:
     # Two robots head on, 2 m apart: they touch when their centres are 0.4 m apart, after 0.8 s at 1 m/s each.
     # A robot and a wall, and a robot and an obstacle at rest: 1 m and 1.4 m from the centre to the point of impact.
@@ -215,7 +221,7 @@ def test_collisions_are_what_they_are_said_to_be(backend: Backend) -> None:
     assert (env.poses == stopped).all()
 
 
-@pytest.mark.parametrize("backend", ["native", "numpy", "irsim"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_arrival_is_what_it_is_said_to_be(backend: Backend) -> None:
     env = alone(2.0, 5.0, 0.0, (4.0, 5.0), backend=backend)
     env.set_velocity(0, (1.5, 0.0))

@@ -148,6 +148,38 @@ fn unhindered(seed: u64, paths: usize, before: impl FnOnce(&Trial)) -> Arc<Seen>
     run(seed, paths, before, |_, _| async {})
 }
 
+/// A message takes a permit and two answers, which is milliseconds. QUIC once offered the next stream half a second late.
+#[test]
+fn small_messages_follow_one_another() {
+    const MESSAGES: usize = 20;
+    let (folder, team) = team();
+    let took = Arc::new(Mutex::new(Duration::MAX));
+    let its = took.clone();
+    let ran = Trial::run(&team, 2, 1, |trial| async move {
+        start_receiver(&trial, &Arc::default());
+        let one = trial.clone();
+        trial.machine(ONE).start(|process| async move {
+            let node = process.open(options(&one, ONE)).unwrap();
+            while node.status().unwrap().leader.is_none() || node.status().unwrap().alive.len() < 2 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let began = one.now();
+            for _ in 0..MESSAGES {
+                let mut stream = node.bulk_stream("lead", "map").unwrap();
+                stream.write(&[0; 100]).unwrap();
+                stream.finish().unwrap().await.unwrap();
+            }
+            *its.lock().unwrap() = one.now() - began;
+            std::future::pending::<()>().await;
+        });
+        tokio::time::sleep(LONG).await;
+    });
+    ran.unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    let took = *took.lock().unwrap();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
 #[test]
 fn two_paths_take_little_more_than_half_as_long() {
     let seen = unhindered(1, 1, |_| ());
