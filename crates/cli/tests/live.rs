@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 const WATCHES_MAX: usize = 10;
+const STARTS_MAX: usize = 5;
 
 struct Field {
     folder: PathBuf,
@@ -436,18 +437,25 @@ fn a_robot_whose_deciding_thread_panics_ends_with_its_exit_code() {
 fn the_watchdog_hears_nothing_while_the_deciding_thread_hangs() {
     let field = Field::new("hang", [28_540, 28_560]);
     assert_eq!(field.run(&["keys", "init"]).0, Some(0));
-    let (mut log, mut reader) = std::os::unix::net::UnixStream::pair().unwrap();
-    log.set_nonblocking(true).unwrap();
-    while log.write(&[b' '; 4_096]).is_ok() {}
-    while log.write(b" ").is_ok() {}
-    log.set_nonblocking(false).unwrap();
-    let it = Supervised::start(&field, log);
-    let notices: Vec<String> = std::iter::from_fn(|| it.notice()).collect();
-    assert_eq!(notices[0], "READY=1");
-    assert!(notices[1..].iter().all(|notice| notice == "WATCHDOG=1"), "{notices:?}");
-    // Now that somebody reads it, the robot goes on.
-    std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
-    for _ in 0..5 {
-        assert_eq!(it.notice().as_deref(), Some("WATCHDOG=1"));
+    for attempt in 1.. {
+        let (mut log, mut reader) = std::os::unix::net::UnixStream::pair().unwrap();
+        log.set_nonblocking(true).unwrap();
+        while log.write(&[b' '; 4_096]).is_ok() {}
+        while log.write(b" ").is_ok() {}
+        log.set_nonblocking(false).unwrap();
+        let it = Supervised::start(&field, log);
+        let notices: Vec<String> = std::iter::from_fn(|| it.notice()).collect();
+        // On a busy machine, the robot may lead before it is ready. Then it hangs too soon.
+        if notices.is_empty() && attempt < STARTS_MAX {
+            continue;
+        }
+        assert_eq!(notices[0], "READY=1");
+        assert!(notices[1..].iter().all(|notice| notice == "WATCHDOG=1"), "{notices:?}");
+        // Now that somebody reads it, the robot goes on.
+        std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+        for _ in 0..5 {
+            assert_eq!(it.notice().as_deref(), Some("WATCHDOG=1"));
+        }
+        return;
     }
 }
