@@ -9,9 +9,11 @@ TEST_PACKAGES := pytest==9.2.0 pytest-timeout==2.4.0 rosbags==0.11.9 pettingzoo=
 PYTHON_PACKAGES := $(TEST_PACKAGES) ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 torch==2.13.0 ir-sim==2.12.0 \
 	matplotlib==3.11.2 tqdm==4.70.1 cyclonedds==11.0.1 eclipse-zenoh==1.10.2 rerun-sdk==0.41.0 \
 	vmas==1.5.2 pygame==2.6.1
-# Rust tests of some ten seconds and more, by a part of their names.
+# Tests of some ten seconds and more, by a part of their names: in Rust, and in Python.
 LONG := in_the_lab bulk_moves_to_another_path a_few_seeds_break_no_rule the_demo_runs_the_teams_traffic two_never_lead \
-	a_flow_fills_a_remote_bottleneck one_leads_and_the_limit no_single_deviation the_search_finds_two_leaders
+	a_flow_fills_a_remote_bottleneck one_leads_and_the_limit no_single_deviation the_search_finds_two_leaders \
+	forged_announcements_cause the_others_end_in_time control_moves_to_another no_control_is_missed
+LONG_PYTHON := the_page_shows_what_the_robots_report or fifty_robots_take
 STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
@@ -70,7 +72,7 @@ test: COORP := $(TARGET)/debug/coorp
 test: $(VENV)/test
 	COORP_FUZZ_SECONDS=1 cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev --locked"
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -k "not ($(LONG_PYTHON))"
 
 # The team of the fault runs is always busy and has short permits, so 15 s are enough for many faults.
 test-all: package build
