@@ -38,7 +38,7 @@ from lib.table import number, percent, show
 
 POLICIES = ("mpc-only", "bulk-only", "edca", "edca+global", "edca+local", "schedwifi", "coorp-paper", "coorp")
 NAVIGATION = REPOSITORY / "examples" / "navigation.toml"
-PROFILE = REPOSITORY / "profiles" / "mt7612u.toml"
+PROFILE = REPOSITORY / "crates" / "team" / "profiles" / "mt7612u.toml"
 MPC_ONLY = 0.030
 """The violation rate for which the inference's median is fitted."""
 MEDIAN_MS = (10.0, 33.0)
