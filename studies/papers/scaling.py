@@ -97,7 +97,8 @@ def disc(robots: int, seed: int, inference_ms: float) -> Team:
 
 def limit(simulator: Simulator, effort: Effort) -> Outcome:
     """Figure 13."""
-    simulator.write(STUBBORN, (REPOSITORY / "crates" / "team" / "profiles" / "ideal.toml").read_text() + f"\nretries_max = {RETRIES}\n")
+    ideal = REPOSITORY / "crates" / "team" / "profiles" / "ideal.toml"
+    simulator.write(STUBBORN, ideal.read_text() + f"\nretries_max = {RETRIES}\n")
     what = (
         "`coorp-paper`, learning under BSP, robots at random places within 10 m, rates by distance, ideal cards that "
     )
