@@ -62,7 +62,7 @@ def test_the_world_follows_the_channel_and_commands_come_late() -> None:
     # The world has made each of its steps once, whatever the loops took, and paid for it.
     assert env.steps == int(world.now_s / 0.005) and 2.0 < world.now_s < 10.0
     assert sum(rewards) == env.steps - before
-    # What is seen is as old as it says: of the last step before that.
+    # Observations are as old as they say: of the last step before that.
     for agent in AGENTS:
         made_s = world.now_s - infos[agent]["age_s"]
         assert seen[agent][0] == pytest.approx(made_s / 0.005, abs=1.0)

@@ -105,7 +105,7 @@ fn refusals(team: &Team, watch: &Watch) -> String {
     watch.refusals().into_iter().map(line).collect()
 }
 
-/// Who is here, who leads, and who may send bulk.
+/// The robots that are here, the leader, and the holders of permits.
 pub fn summary(team: &Team, here: &[Status]) -> String {
     let names = |places: &[u16]| match places {
         [] => "nobody".to_owned(),

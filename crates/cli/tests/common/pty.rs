@@ -141,7 +141,7 @@ pub struct Screen {
     at: (usize, usize),
     pub is_alternate: bool,
     pub is_cursor_hidden: bool,
-    /// What is not whole yet.
+    /// The bytes of an unfinished sequence.
     rest: Vec<u8>,
 }
 

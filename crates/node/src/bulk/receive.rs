@@ -90,7 +90,7 @@ impl Assembly {
 
     /// Ends it because its sender has begun another one, unless it is complete or ends anyway. Waits for the disk.
     fn replace(&self) {
-        // Whoever has taken it out still uses its files, and ends it.
+        // The task that has taken it out still uses its files, and ends it.
         if lock(&self.part).take().is_some() {
             self.end(Over::Replaced);
         }

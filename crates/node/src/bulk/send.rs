@@ -296,7 +296,7 @@ struct Carrier<'t> {
 
 impl Drop for Carrier<'_> {
     fn drop(&mut self) {
-        // What is still to be sent over it is no longer wanted.
+        // The rest that it would send is no longer needed.
         let _ = self.send.reset(0u8.into());
         lock(&self.transfer.spread).lose(self.path);
         self.transfer.changed.notify_waiters();

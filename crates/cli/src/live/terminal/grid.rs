@@ -92,7 +92,7 @@ impl Grid {
             fit.push((column, *need));
         }
         fit.sort_unstable();
-        // What is left widens the lines.
+        // The remaining width goes to the lines.
         let lines = fit.iter().filter(|(column, _)| self.is_line(*column)).count();
         for (_, width) in fit.iter_mut().filter(|(column, _)| self.is_line(*column)) {
             *width = (*width + left / lines.max(1)).min(LINE_MAX);

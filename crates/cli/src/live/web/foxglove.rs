@@ -29,7 +29,7 @@ use super::stream::{Block, Channel};
 
 /// What clients call this protocol. The two have the same messages, as far as they are used here.
 const PROTOCOLS: [&str; 2] = ["foxglove.sdk.v1", "foxglove.websocket.v1"];
-/// Whose pages may view: Foxglove's, and desktop programs, whose pages are files. Pages from this machine may too.
+/// The origins that may view: Foxglove's pages, and desktop programs, whose pages are files. Pages from this machine may too.
 const ORIGINS: [&str; 3] = ["https://app.foxglove.dev", "https://studio.foxglove.dev", "file://"];
 /// The longest message that a viewer has to send, bytes, and how many subscriptions it may have.
 const SAID_BYTES_MAX: usize = 64 << 10;

@@ -161,10 +161,10 @@ pub struct Message {
 /// The newest message of each state.
 pub type Latest = BTreeMap<(Channel, String), Arc<Message>>;
 
-/// What is told at once.
+/// The messages that are sent at once.
 #[derive(Debug)]
 pub struct Block {
-    /// What was so before the messages.
+    /// The state before the messages.
     pub before: Arc<Latest>,
     pub messages: Vec<Arc<Message>>,
     /// Until when everything is told, Unix time in nanoseconds.
@@ -194,7 +194,7 @@ pub struct Stream {
     led: bool,
 }
 
-/// What was told of a robot.
+/// The newest messages about a robot.
 #[derive(Default)]
 struct Known {
     status: Option<Box<Status>>,
@@ -268,7 +268,7 @@ impl Stream {
         for (at, edge) in &update.done.edges {
             self.on_edge(id, told(*at), *edge);
         }
-        // Who is not the first to look at a robot is told changes alone.
+        // Later watchers of a robot get changes alone.
         if let Some((at, status)) = &update.status {
             let leader = status.leader.map(RobotId);
             if self.robots[id].leader != leader {
