@@ -33,7 +33,9 @@ class Team:
 
     def __init__(self, folder: Path) -> None:
         self.fleet = Fleet(folder, *ROBOTS)
-        self.fleet.file.write_text(self.fleet.file.read_text() + CONTROL)
+        place = f'[[place]]\nname = "visitor"\ncount = 2\naddresses = ["127.0.0.3"]\nport = {free_ports()}\n'
+        self.fleet.file.write_text(self.fleet.file.read_text() + CONTROL + place)
+        self.fleet.keys()
         self.nodes = {name: self.fleet.node(name) for name in ROBOTS}
         self.stop = threading.Event()
         self.threads: list[threading.Thread] = []
@@ -179,6 +181,23 @@ def test_the_page_shows_what_the_robots_report(team: Team, page: tuple[Browser, 
     assert counts and counts == shown
     sent = browser.run("CoorpLive.robots.map(({ status }) => status.bulk.sent_bytes)")
     assert sent[1] >= 30_000_000 and f"{sent[1] / 1e6:.1f} MB" in said
+    assert browser.complaints == []
+
+
+def test_a_robot_that_joins_appears_and_a_free_place_does_not(team: Team, page: tuple[Browser, str]) -> None:
+    browser, url = page
+    browser.open(url, width=DESKTOP[0], height=DESKTOP[1])
+    says = "document.querySelector('#summary')?.textContent.includes('%s robots here')"
+    browser.until(says % "3 of 3")
+    assert [row[0] for row in table(browser, "robots")] == list(ROBOTS)
+    visitor = team.fleet.node("visitor-2")
+    browser.until(says % "4 of 4")
+    assert [row[0] for row in table(browser, "robots")] == [*ROBOTS, "visitor-2"]
+    # Its lane is drawn: what it does is on the chart.
+    assert browser.until("CoorpLive.robots[3].until > 0 && CoorpLive.view")
+    visitor.close()
+    browser.until(says % "3 of 4")
+    assert "visitor-1" not in browser.text("body")
     assert browser.complaints == []
 
 
