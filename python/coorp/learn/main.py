@@ -12,15 +12,15 @@ import difflib
 import errno
 import math
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coorp.learn.errors import Broken, Mend
+from coorp.sweep import farm
+from coorp.sweep.farm import continuing, interrupted
 
 if TYPE_CHECKING:
     from coorp.learn.run import Plan
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--staleness", type=_staleness, metavar="N", help="rounds that a robot may be ahead under SSP [1]"
     )
     parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time [30]")
-    parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
+    parser.add_argument("--seed", type=farm.seed, default=1, help="the same seed gives the same run [1]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
     parser.add_argument("--model", type=Path, help="weights to start from [the pre-trained ones]")
     parser.add_argument("--frozen", action="store_true", help="drive with unchanged weights; bulk still flows")
@@ -109,11 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     earlier.add_argument("--overwrite", action="store_true", help="delete the same runs in --out and start again")
     parser.add_argument("--mcap", action="store_true", help="record each run as run.mcap")
     parser.add_argument(
-        "--gif", action=argparse.BooleanOptionalAction, default=True, help="a GIF of each run's last seconds [yes]"
+        "--gif", action=argparse.BooleanOptionalAction, help="a GIF of each run's last seconds [yes; no in a sweep]"
     )
     parser.add_argument(
         "--report", action=argparse.BooleanOptionalAction, default=True, help="report.html and its figures [yes]"
     )
+    parser.add_argument("--sweep", action="store_true", help="run all at once, for a team file or a folder of them")
+    farm.add_options(parser)
     return parser
 
 
@@ -147,17 +149,7 @@ def _number(text: str, what: str, least: float, most: float) -> float:
 
 
 def _staleness(text: str) -> int:
-    return _whole(text, STALENESS_MAX)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 2**63 - 1)
-
-
-def _whole(text: str, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > most:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to {most}")
-    return int(text)
+    return farm.whole(text, 0, STALENESS_MAX)
 
 
 def _names(text: str) -> list[str]:
@@ -182,15 +174,24 @@ def _paradigms(text: str | None) -> list[str] | None:
 def _learn(options: argparse.Namespace, command: list[str]) -> int:
     paradigms = _paradigms(options.sync)
     policies = _names("coorp" if options.policies is None else options.policies)
+    again = shlex.join(continuing(command))
+    if options.gif is None:
+        options.gif = not options.sweep
+    if options.sweep:
+        from coorp.learn.sweep import sweep
+
+        return sweep(options, policies, paradigms, again)
+    if options.team.is_dir() or (options.seeds, options.on, options.workers) != (None, None, None):
+        raise Mend("a folder of team files, --seeds, --on and --workers belong to a sweep; add --sweep")
+    go_on = f"to continue: {again}"
     from coorp.learn.run import plan
 
     folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
     plans = plan(options, policies, paradigms, folder)
-    go_on = f"to continue: {shlex.join(_again(command))}"
     try:
-        with _interrupted() as interrupted:
+        with interrupted() as seen:
             for each in plans:
-                if not _run(each, interrupted):
+                if not _run(each, seen):
                     return _say(f"\nsaved; {go_on}", 130)
         _report(plans, folder, options.report)
     except KeyboardInterrupt:
@@ -200,14 +201,7 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
     return 0
 
 
-def _again(command: list[str]) -> list[str]:
-    """Returns the command that continues this one. Options may be abbreviated."""
-    kept = [word for word in command if not (len(word) > 3 and "--overwrite".startswith(word))]
-    resumes = any(len(word) > 4 and "--resume".startswith(word) for word in kept)
-    return kept if resumes else [*kept, "--resume"]
-
-
-def _run(each: Plan, interrupted: list[bool]) -> bool:
+def _run(each: Plan, seen: list[bool]) -> bool:
     """Runs one run of the comparison; returns whether it reached its end."""
     from tqdm import tqdm
 
@@ -219,7 +213,7 @@ def _run(each: Plan, interrupted: list[bool]) -> bool:
             bar.update(second / 60 - bar.n)
             bar.set_postfix_str(note, refresh=False)
             in_lines(second, note)
-            return not interrupted[0]
+            return not seen[0]
 
         return each.run(watch)
 
@@ -237,31 +231,6 @@ def _lines(each: Plan) -> Callable[[int, str], None]:
             print(f"{each.label}: {second / 60:.1f} of {each.seconds / 60:.1f} min{note}", file=sys.stderr, flush=True)
 
     return tell
-
-
-@contextmanager
-def _interrupted() -> Iterator[list[bool]]:
-    """Records the first Ctrl-C or SIGTERM, so that the run can stop at a point where it can be resumed; the second one
-    ends it at once."""
-    seen = [False]
-
-    def remember(_number: int, _frame: object) -> None:
-        if seen[0]:
-            raise KeyboardInterrupt
-        seen[0] = True
-
-    before = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, remember)
-    except ValueError:  # not in the main thread: the caller gets the signal
-        yield seen
-        return
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(plans: list[Plan], folder: Path, wanted: bool) -> None:
