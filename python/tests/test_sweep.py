@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -59,6 +60,13 @@ def fail(problem: Exception, _tell: Tell) -> bool:
     raise problem
 
 
+def crash_once(path: Path, _tell: Tell) -> bool:
+    if not path.exists():
+        path.touch()
+        os._exit(3)
+    return True
+
+
 def crash(code: int, _tell: Tell) -> bool:
     os._exit(code)
 
@@ -106,7 +114,9 @@ def test_a_job_that_fails_takes_no_other_with_it(tmp_path: Path, where: str, mon
         Job("input", partial(fail, Mend("team.toml: no robots"))),
         Job("bug", partial(fail, ZeroDivisionError("by zero"))),
     ]
-    if where == "cores":  # Ray tries a crashed one again, which takes a while.
+    if where == "ray":  # tries again what crashes
+        good.append(Job("once", partial(crash_once, tmp_path / "crashed")))
+    else:
         bad += [Job("exit", partial(crash, 3)), Job("killed", die)]
     ended = farm.run([good[0], *bad, *good[1:]], where, 2)
     assert not ended.stopped
@@ -117,6 +127,7 @@ def test_a_job_that_fails_takes_no_other_with_it(tmp_path: Path, where: str, mon
         assert ended.failed["exit"] == "its process ended with exit code 3"
         assert ended.failed["killed"] == "its process was ended by SIGKILL"
     assert len(ended.failed) == len(bad)
+    assert (tmp_path / "crashed").exists() == (where == "ray")
     pids = {(tmp_path / str(number)).read_text(encoding="utf-8") for number in range(5)}
     assert str(os.getpid()) not in pids
 
@@ -130,6 +141,16 @@ def test_without_ray_a_cluster_is_told_what_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(farm, "_has_ray", lambda: False)
     with pytest.raises(Mend, match="pip install ray; without it: --on cores"):
         farm.run([Job("one", die)], "head:6379")
+
+
+def test_a_cluster_that_is_not_there_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Mend, match=f"no Ray listens at {address} .*; start it there, or give --on cores"):
+            farm._check_reachable(address)
+    for other in ("local", "auto", "ray://head:10001"):
+        farm._check_reachable(other)
 
 
 def test_a_job_reports_seldom_and_stops_before_it_starts() -> None:

@@ -21,6 +21,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -45,6 +46,7 @@ LINE_EVERY_S = 60.0
 """Wall-clock interval between progress lines without a terminal."""
 PENDING_PER_CORE = 2
 """Tasks that Ray has for each core, so that none waits for this process."""
+REACHED_WITHIN_S = 10.0
 _STOP = "stop"
 
 
@@ -344,11 +346,13 @@ class _Ray:
         self._ours = not ray.is_initialized()
         if self._ours:
             address = os.environ.get("RAY_ADDRESS", "local") if where == RAY else where
+            _check_reachable(address)
             own = {"num_cpus": at_once, "include_dashboard": False} if address == "local" else {}
             try:
                 ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
             except (ConnectionError, ValueError, RuntimeError) as problem:
-                raise Mend(f"no connection to Ray ({problem}); start it there, or give --on cores") from problem
+                text = " ".join(str(problem).split())
+                raise Mend(f"no connection to Ray ({text}); if it wants a token, set RAY_AUTH_MODE=token") from problem
         self._at_once = at_once
         self._board = ray.remote(num_cpus=0)(Board).remote()
         self._task = ray.remote(num_cpus=1)(_attempt_there)
@@ -384,6 +388,17 @@ class _Ray:
     def close(self) -> None:
         if self._ours:
             self._ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises if nothing listens at a cluster's address, for which Ray would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), REACHED_WITHIN_S).close()
+    except (OSError, OverflowError) as problem:
+        raise Mend(f"no Ray listens at {address} ({problem}); start it there, or give --on cores") from problem
 
 
 def _attempt_there(index: int, job: Job, folder: str, board: Any) -> End:  # noqa: ANN401
