@@ -42,7 +42,8 @@ const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' needs the Python package,
                                   in Coorp's source: pip install '.[learn]'";
 const RUN_IS_ELSEWHERE: &str = "error: 'coorp run' needs the Python package, which this program is not part of; \
                                 in Coorp's source: pip install .";
-const SWEEP_IS_ELSEWHERE: &str = "error: 'coorp sim --sweep' needs the Python package, which this program is not part of; \
+const SWEEP_IS_ELSEWHERE: &str =
+    "error: 'coorp sim --sweep' needs the Python package, which this program is not part of; \
                                   in Coorp's source: pip install .";
 
 /// Commands of the live half, whose names a program without it knows only for its message.
