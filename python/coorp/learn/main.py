@@ -1,8 +1,8 @@
 """`coorp learn`: options, runs one after another, progress, and error messages.
 
-Exit codes: 0 success, 1 the simulator violated an invariant, 2 bad input or unusable files, 130 ended by Ctrl-C or
-SIGTERM, with a checkpoint if anything was driven. Torch and others are imported only before a run, so that a missing
-one produces a message and `--help` is fast.
+Exit codes: 0 success, 1 the simulator violated an invariant or a run of a sweep failed, 2 bad input or unusable files,
+130 ended by Ctrl-C or SIGTERM, with a checkpoint if anything was driven. Torch and others are imported only before a
+run, so that a missing one produces a message and `--help` is fast.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -242,7 +243,7 @@ class _Cores:
         ours, theirs = multiprocessing.Pipe()
         # Not forked: torch and the simulator have threads. A daemon, so that none outlives this process.
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
-        with _signals_ignored():
+        with _signals_blocked():
             process.start()
         theirs.close()
         self._workers[ours] = process
@@ -300,17 +301,16 @@ def _serve(pipe: Connection) -> None:
 
 
 @contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Lets processes that start here ignore the signals that a terminal or a service sends to all of them at once."""
-    try:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread
-        before = {}
+def _signals_blocked() -> Iterator[None]:
+    """Blocks what a terminal or a service sends to all processes at once, for this block and for the processes that
+    start in it. This process handles afterwards what has arrived."""
+    # Python's own helper process unblocks them when it starts, so it has to run before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Board:
