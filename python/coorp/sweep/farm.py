@@ -138,7 +138,7 @@ def run(jobs: Sequence[Job], where: str | None = None, at_once: int | None = Non
                         shares[index] = shares[index] if not told.finished and ended.stopped else 1.0
                     else:
                         shares[index] = told
-                show(shares)
+                show(shares, stopping=ended.stopped)
         finally:
             show.clear()
             pool.close()
@@ -417,17 +417,18 @@ class _Progress:
     def __init__(self) -> None:
         self._start_s = self._told_s = time.monotonic()
         self._terminal = sys.stderr.isatty()
+        self._every_s = LOOK_EVERY_S if self._terminal else LINE_EVERY_S
 
-    def __call__(self, shares: Sequence[float]) -> None:
+    def __call__(self, shares: Sequence[float], *, stopping: bool) -> None:
         now_s = time.monotonic()
-        if not self._terminal and now_s - self._told_s < LINE_EVERY_S:
+        if now_s - self._told_s < self._every_s:
             return
         self._told_s = now_s
         done, total = sum(shares), len(shares)
         took_s = now_s - self._start_s
         left = f", {_clock(took_s * (total - done) / done)} left" if done > 0 else ""
         text = f"{sum(share >= 1 for share in shares)} of {total} runs, {100 * done / total:.0f} %, "
-        text += f"{_clock(took_s)}{left}"
+        text += f"{_clock(took_s)}{', stopping' if stopping else left}"
         print(f"\r{text}\x1b[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
         sys.stderr.flush()
 
