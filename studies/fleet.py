@@ -81,13 +81,12 @@ def missing(system: str) -> str | None:
 
 
 def team(robots: int) -> str:
-    """Returns a team file on loopback."""
-    names = ["base", *(f"r{robot}" for robot in range(robots))]
-    text = ""
-    for place, name in enumerate(names):
-        text += f'[[robot]]\nname = "{name}"\nleader = {str(place == 0).lower()}\n'
-        text += f'addresses = ["127.0.0.1"]\nport = {PORT + 16 * place}\n'
-    return text
+    """Returns a team file on loopback. Robots join at places, which the file reserves."""
+    here = 'addresses = ["127.0.0.1"]\nport = '
+    text = f'[[robot]]\nname = "base"\nleader = true\n{here}{PORT}\n'
+    # A file has two robots; the second one stays away.
+    text += f'[[robot]]\nname = "spare"\n{here}{PORT + 16}\n'
+    return text + f'[[place]]\nname = "r"\ncount = {robots}\n{here}{PORT + 32}\n'
 
 
 class Fleet:

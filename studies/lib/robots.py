@@ -100,7 +100,7 @@ class Coorp:
         return self.kept[-1]
 
     def publish(self, robot: int) -> Callable[[bytes], Any]:
-        return self.node(f"r{robot}").control_publisher("state").put
+        return self.node(f"r-{robot + 1}").control_publisher("state").put
 
     def gather(self, robots: int, period_s: float) -> Callable[[], list[bytes]]:
         table = self.node("base").gather("state", period_s, many_to_one=self.many_to_one)

@@ -115,6 +115,8 @@
 
   let hello = null;
   let helloAt = 0;
+  // All robots by number, and those that are shown: places appear once a robot has taken them.
+  let all = [];
   let robots = [];
   const loops = { all: new Seconds() }, ages = { all: new Seconds() };
   let batches = 0, lastNumber = null, skipped = 0;
@@ -148,7 +150,8 @@
     helloAt = performance.now();
     lastNumber = null;
     if (same) return;
-    robots = message.robots.map(newRobot);
+    all = message.robots.map(newRobot);
+    robots = all.slice(0, message.founders);
     loops.all = new Seconds();
     ages.all = new Seconds();
     offsets.length = 0;
@@ -164,7 +167,7 @@
     if (lastNumber !== null && batch.number > lastNumber + 1) skipped += batch.number - lastNumber - 1;
     lastNumber = batch.number;
     const absent = new Map(batch.absent);
-    robots.forEach((robot, index) => {
+    all.forEach((robot, index) => {
       robot.absent = absent.has(index);
       robot.why = absent.get(index) ?? null;
     });
@@ -172,8 +175,13 @@
   };
 
   const onUpdate = (update) => {
-    const robot = robots[update.robot];
+    const robot = all[update.robot];
     if (!robot) return;
+    if (!robots.includes(robot)) {
+      robots = all.filter((other) => other === robot || robots.includes(other));
+      resume();
+      build();
+    }
     for (const [kind, columns] of Object.entries(update.spans)) {
       const ring = robot.rings[kind];
       for (let index = 0; ring && index + 2 < columns.length; index += 3) {
@@ -481,7 +489,7 @@
 
   const DASH = "–";
   const ms = (value) => (value == null ? DASH : `${value.toFixed(1)} ms`);
-  const nameOf = (index) => robots[index]?.name ?? "?";
+  const nameOf = (index) => all[index]?.name ?? "?";
 
   // Writes only what has changed. A cell is text, or text and a class.
   const fill = (id, titles, rows) => {

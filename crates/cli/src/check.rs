@@ -27,6 +27,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Returns the team in one line.
 fn describe(team: &Team) -> String {
     let mut parts = vec![plural(team.robots.len(), "robot")];
+    if !team.places.is_empty() {
+        parts.push(format!("{} for others", plural(team.places.len(), "place")));
+    }
     parts.push(format!(
         "channel {} at {} MHz, {} WNICs",
         team.air.channel, team.air.width_mhz, team.air.wnic.name

@@ -47,7 +47,7 @@ const SWEEP_IS_ELSEWHERE: &str =
                                   in Coorp's source: pip install .";
 
 /// Commands of the live half, whose names a program without it knows only for its message.
-const LIVE: [&str; 5] = ["doctor", "keys", "replay", "up", "watch"];
+const LIVE: [&str; 6] = ["doctor", "keys", "replay", "unprotect", "up", "watch"];
 
 /// Returns what to say if the arguments are for a command that this program was built without.
 fn built_without(arguments: &[OsString]) -> Option<String> {
@@ -85,6 +85,9 @@ enum Command {
     /// Take part in a team as one of its robots
     #[cfg(feature = "live")]
     Up(live::up::Args),
+    /// Undo what an agent that was killed has left on this machine (needs root)
+    #[cfg(feature = "live")]
+    Unprotect,
     /// Show the state of a live team
     #[cfg(feature = "live")]
     Watch(live::watch::Args),
@@ -150,6 +153,8 @@ pub fn run(arguments: &[OsString]) -> u8 {
         Command::Keys(args) => live::keys::run(&args),
         #[cfg(feature = "live")]
         Command::Up(args) => live::up::run(&args),
+        #[cfg(feature = "live")]
+        Command::Unprotect => live::up::leave_no_trace(),
         #[cfg(feature = "live")]
         Command::Watch(args) => live::watch::run(&args),
         #[cfg(feature = "live")]

@@ -39,6 +39,16 @@ fn the_units_command_is_one_that_coorp_takes() {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("no robot") && stderr.contains("rover"), "{stderr}");
     assert!(arguments.contains(&"--protect") && start.contains(&state), "{start}");
+    // What an agent leaves on this machine is not here to be undone, so this changes nothing.
+    let stops = unit.lines().filter_map(|line| line.strip_prefix("ExecStopPost=-"));
+    let [stop] = stops.collect::<Vec<_>>()[..] else {
+        panic!("{unit}");
+    };
+    let words: Vec<&str> = stop.split(' ').collect();
+    assert_eq!(words[0], PROGRAM);
+    let output = coorp(&words[1..]);
+    let stderr = text(&output.stderr);
+    assert_ne!(output.status.code(), Some(2), "{stderr}");
 }
 
 #[test]

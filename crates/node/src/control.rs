@@ -58,17 +58,20 @@ impl Control {
         links: &Arc<Links>,
         gatherings: &Arc<Gatherings>,
     ) -> Result<Arc<Self>, Error> {
-        let departures = member.policy.local.is_some().then(Arc::<Departures>::default);
+        let departures = member.policy.local.as_ref().map(|_| {
+            let robot = Arc::downgrade(robot);
+            Departures::new(move |flow| {
+                if let Some(robot) = robot.upgrade() {
+                    robot.tell(|robot, now| robot.handle(Input::ControlLeft(flow), now));
+                }
+            })
+        });
         if let Some(departures) = departures.clone() {
             let (panicked, looked_at) = (robot.clone(), departures.clone());
             let robot = Arc::downgrade(robot);
             let round = move || {
                 let robot = robot.upgrade().filter(|robot| !robot.is_stopped())?;
-                let (flows, rest) = departures.round(robot.now());
-                for flow in flows {
-                    robot.tell(|robot, now| robot.handle(Input::ControlLeft(flow), now));
-                }
-                Some(rest)
+                Some(departures.round(robot.now()))
             };
             let what = "the thread that follows control";
             let round = watched(what, move |why| panicked.on_panic(why), round);
@@ -324,6 +327,7 @@ impl OwnPublisher {
             control.links.send(to, path, &parcel, &message)
         });
         let targets = copies.collect();
+        control.links.hurry();
         control.follow(self.flow, targets);
         header.copy = None;
         control.on_message(control.member.me, PathId(0), topic, header, &message);

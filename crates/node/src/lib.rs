@@ -87,7 +87,7 @@ mod zenoh;
 pub use coorp_core::policy::Policy;
 pub use coorp_core::tracker::Topics;
 pub use coorp_core::{Duration, RobotId};
-pub use coorp_team::{load, LoadError, Team};
+pub use coorp_team::{LoadError, Team};
 pub use error::Error;
 pub use file_name::file_name;
 pub use links::MESSAGE_BYTES_MAX;
@@ -97,3 +97,11 @@ pub use protect::{protect_interface, protect_priorities, unprotect};
 pub use pulse::Pulse;
 pub use rank::real_time;
 pub use state::folder as state_folder;
+
+/// Reads a team file, and gives the robots that may join their places ([`Team::with_places`]).
+///
+/// # Errors
+/// As [`coorp_team::load`].
+pub fn load(path: &std::path::Path) -> Result<Team, LoadError> {
+    coorp_team::load(path).map(Team::with_places)
+}

@@ -84,7 +84,8 @@ impl Node {
     /// # Errors
     /// If the policy does not run on real sockets, the team has no such robot, its keys are missing or revoked, this machine
     /// lacks its interfaces or addresses, its ports are taken, or the robot's agent refuses this program.
-    pub fn open(options: Options) -> Result<Node, Error> {
+    pub fn open(mut options: Options) -> Result<Node, Error> {
+        options.team = options.team.with_places();
         let state = options.state.as_deref();
         let dead = match Guest::join(&options.team, &options.robot, state, options.insecure)? {
             Joined::Guest(guest) => return Ok(Node(By::Guest(*guest))),
@@ -113,7 +114,7 @@ impl Node {
 
     fn open_here(mut options: Options) -> Result<Node, Error> {
         descriptors::raise();
-        options.team = network::placed(options.team)?;
+        options.team = network::placed(options.team.with_places())?;
         Node::open_on(Arc::new(Linux), options)
     }
 

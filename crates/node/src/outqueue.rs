@@ -101,7 +101,8 @@ impl OutQueue {
         if let Count::Emulated { sent, .. } = &mut self.count {
             *sent = sent.saturating_add(bytes as u64);
         }
-        let seen = self.held().saturating_sub(before);
+        let after = self.held();
+        let seen = after.saturating_sub(before);
         let shape = (bytes.div_ceil(datagrams.max(1)).div_ceil(LENGTH_STEP), datagrams);
         if self.costs.len() >= SHAPES_MAX && !self.costs.contains_key(&shape) {
             self.costs.clear();
@@ -109,6 +110,7 @@ impl OutQueue {
         let cost = self.costs.entry(shape).or_default();
         *cost = seen.max(*cost);
         self.entered += *cost;
+        self.on_held(after);
         Ok(self.entered)
     }
 
@@ -123,12 +125,21 @@ impl OutQueue {
             // More may be freed than was counted, if something that was given up did reach the card.
             *sent = freed.bytes().max(*sent);
         }
-        let left = match self.held() {
+        self.on_held(self.held());
+        self.left
+    }
+
+    /// Returns the same without reading the count anew.
+    fn left_at_last(&self) -> u64 {
+        self.left
+    }
+
+    fn on_held(&mut self, held: u64) {
+        let left = match held {
             0 => self.entered,
             held => self.entered.saturating_sub(held),
         };
         self.left = self.left.max(left);
-        self.left
     }
 
     /// Writes off this many bytes of payload, which presumably never reached the card. The kernel's own count needs no

@@ -32,7 +32,8 @@ impl SharedNode {
     ///
     /// # Errors
     /// As [`Node::open`].
-    pub fn open(options: Options) -> Result<SharedNode, Error> {
+    pub fn open(mut options: Options) -> Result<SharedNode, Error> {
+        options.team = options.team.with_places();
         let robots = options.team.robots.iter().map(|robot| robot.name.clone()).collect();
         let node = Node::open(options)?;
         Ok(SharedNode {

@@ -108,7 +108,7 @@ impl Watch {
     /// # Errors
     /// If the operator's keys are missing or the network cannot be used.
     pub fn open(team: &Team, insecure: bool) -> Result<Watch, Error> {
-        let team = network::placed(team.clone())?;
+        let team = network::placed(team.clone().with_places())?;
         let credentials = if insecure {
             Credentials::of_anybody(OPERATOR)?
         } else {

@@ -58,11 +58,17 @@ impl Team {
 
     fn check_robots(&self) -> Result<(), String> {
         let count = self.robots.len();
-        ensure((2..=rules::ROBOTS_MAX).contains(&count), || {
-            format!("{count} robots, but a team has 2 to {}", rules::ROBOTS_MAX)
+        let all = count + self.places.len();
+        ensure(2 <= count && all <= rules::ROBOTS_MAX, || {
+            format!("{all} robots, but a team has 2 to {}", rules::ROBOTS_MAX)
+        })?;
+        // They are behind the others: see `Team::with_places`.
+        let places = self.robots.iter().skip_while(|robot| !robot.may_join);
+        ensure(places.chain(&self.places).all(|robot| robot.may_join), || {
+            "a robot of the team is behind places for others".to_owned()
         })?;
         let mut names = HashSet::new();
-        for (index, robot) in self.robots.iter().enumerate() {
+        for (index, robot) in self.robots.iter().chain(&self.places).enumerate() {
             rules::name(&robot.name).map_err(|(message, _)| message)?;
             ensure(names.insert(robot.name.as_str()), || {
                 format!("two robots are named \"{}\"", robot.name)
@@ -85,11 +91,13 @@ impl Team {
                 format!("the phase of \"{}\" is not less than the period", robot.name)
             })?;
         }
-        ensure(usize::from(self.leader.0) < count, || "no robot leads".to_owned())
+        ensure(usize::from(self.leader.0) < self.founders(), || {
+            "no robot leads".to_owned()
+        })
     }
 
     fn check_live(&self) -> Result<(), String> {
-        for robot in &self.robots {
+        for robot in self.robots.iter().chain(&self.places) {
             let ports = rules::PORT_RANGE.contains(&robot.port.unwrap_or(self.live.port));
             ensure(ports, || format!("the ports of \"{}\" are out of range", robot.name))?;
             for interface in &robot.interfaces {
@@ -101,7 +109,7 @@ impl Team {
                 format!("interfaces and addresses of \"{}\" do not match", robot.name)
             })?;
         }
-        let clash = rules::ports_clash(&self.robots, self.live.port).is_some();
+        let clash = rules::ports_clash(self.robots.iter().chain(&self.places), self.live.port).is_some();
         ensure(!clash, || "two robots have the same address and ports".to_owned())
     }
 

@@ -42,6 +42,8 @@ pub struct Team {
     pub live: Live,
     /// The rules that classify unchanged programs' packets. The first rule that matches wins.
     pub protect: Vec<Rule>,
+    /// Places for robots that may join the team while it runs. Not simulated: see [`Team::with_places`].
+    pub places: Vec<Robot>,
 }
 
 /// One robot.
@@ -73,6 +75,8 @@ pub struct Robot {
     pub addresses: Vec<IpAddr>,
     /// First of its [`PORTS`] ports, if it differs from the team's.
     pub port: Option<u16>,
+    /// Whether this is a place for a robot that may join. Such a robot never leads and has no vote, and may be absent.
+    pub may_join: bool,
 }
 
 /// The number of ports that a live robot listens on, starting with its `port`.
@@ -504,6 +508,19 @@ impl Team {
     pub fn port(&self, robot: RobotId) -> u16 {
         let own = self.robots.get(usize::from(robot.0)).and_then(|robot| robot.port);
         own.unwrap_or(self.live.port)
+    }
+
+    /// Returns the team with its places among its robots, at their end: the team as it runs live. Every robot's place is
+    /// then the same, whether or not others have joined.
+    #[must_use]
+    pub fn with_places(mut self) -> Team {
+        self.robots.append(&mut self.places);
+        self
+    }
+
+    /// Returns the number of robots that belong to the team from the start.
+    pub fn founders(&self) -> usize {
+        self.robots.iter().filter(|robot| !robot.may_join).count()
     }
 
     /// Returns the robot with this name.

@@ -15,8 +15,10 @@ impl Team {
     /// start of that robot may have this `incarnation`.
     pub fn robot_config(&self, policy: &Policy, me: RobotId, incarnation: u32) -> RobotConfig {
         let robots = u16::try_from(self.robots.len()).unwrap_or(u16::MAX);
+        let founders = u16::try_from(self.founders()).unwrap_or(u16::MAX);
         let default = PathConfig::default();
         RobotConfig {
+            robots,
             judged: self.control.is_some() || self.bounds_control(),
             control: self.control.map(|control| ControlLoop {
                 period: control.period,
@@ -32,7 +34,8 @@ impl Team {
                 target: self.control.map_or(default.target, |control| control.bound),
                 ..default
             },
-            ..RobotConfig::new(policy, me, robots, self.leader, incarnation)
+            // Only founders vote: with robots that come and go, a quorum would not be one of the robots that are there.
+            ..RobotConfig::new(policy, me, founders, self.leader, incarnation)
         }
     }
 

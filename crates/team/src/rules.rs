@@ -118,9 +118,9 @@ pub(crate) fn interface(name: &str) -> Result<(), Fault> {
 }
 
 /// Returns the first two robots, the later one first, that would listen on the same ports of the same address.
-pub(crate) fn ports_clash(robots: &[Robot], port: u16) -> Option<(usize, usize)> {
+pub(crate) fn ports_clash<'a>(robots: impl Iterator<Item = &'a Robot>, port: u16) -> Option<(usize, usize)> {
     let mut taken: HashMap<_, Vec<(u16, usize)>> = HashMap::new();
-    for (index, robot) in robots.iter().enumerate() {
+    for (index, robot) in robots.enumerate() {
         let from = robot.port.unwrap_or(port);
         for address in &robot.addresses {
             let there = taken.entry(address).or_default();

@@ -40,6 +40,7 @@ fn every_key_is_on_the_page() {
         "[policy]\n",
         "[live]\n",
         "[[protect]]\nas = \"bulk\"\n",
+        "[[place]]\nname = \"c\"\n",
     ];
     for table in tables {
         let shown = coorp_team::parse(&format!("{robots}{table}qqqqqqqq = 1\n"), "t.toml", Path::new(""));

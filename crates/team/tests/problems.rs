@@ -811,3 +811,74 @@ fn what_to_protect() {
     with(&rules(65), &["65 [[protect]] tables", "beyond the limit of 64"]);
     assert!(parse(&format!("{TEAM}{}", rules(64)), "team.toml", Path::new("")).is_ok());
 }
+
+#[test]
+fn places() {
+    with("[[place]]\ncount = 3\n", &["[[place]] has no `name`", "add `name"]);
+    with("[[place]]\nname = \"a b\"\n", &["\"a b\" is not a valid name", ":12:8"]);
+    with(
+        "[[place]]\nname = \"bravo\"\n",
+        &["there is already a robot \"bravo\"", "give the place another name"],
+    );
+    let twice = "[[place]]\nname = \"scout\"\ncount = 2\n[[place]]\nname = \"scout-2\"\n";
+    with(twice, &["there is already a robot \"scout-2\"", ":15:8"]);
+    with(
+        "[[place]]\nname = \"scout\"\ncount = 0\n",
+        &["`count` is 0", "from 1 to"],
+    );
+    with(
+        "[[place]]\nname = \"scout\"\ncount = 999\n",
+        &["the team has 1001 robots", "leave room for 1000"],
+    );
+    with(
+        "[[place]]\nname = \"scout\"\ncount = 40\nport = 65000\n",
+        &["not enough ports after `port` for 40 robots", "choose a lower port"],
+    );
+    let place = "[[place]]\nname = \"scout\"\ncount = 2\naddresses = [\"10.0.0.1\"]\n";
+    with(
+        place,
+        &[
+            "two robots have the same address and ports",
+            "16 ports each from there on",
+            ":14:13",
+        ],
+    );
+    // Nothing that is simulated can be a robot that may not be there.
+    with(
+        "[[place]]\nname = \"scout\"\n[[flow]]\nname = \"f\"\nfrom = \"scout\"\nto = \"alpha\"\nsaturated = true\n",
+        &["there is no robot \"scout\""],
+    );
+}
+
+#[test]
+fn places_become_robots_of_the_live_team_alone() {
+    let text = format!(
+        "{TEAM}[[place]]\nname = \"scout\"\ncount = 2\naddresses = [\"10.0.0.1\"]\nport = 8000\n[[place]]\nname = \"spare\"\n"
+    );
+    let team = parse(&text, "team.toml", Path::new("")).unwrap();
+    assert_eq!((team.robots.len(), team.places.len()), (2, 3));
+    team.check().unwrap();
+    let live = team.with_places();
+    live.check().unwrap();
+    let of = |name: &str| {
+        let robot = live.robot_named(name).unwrap();
+        (robot.0, live.port(robot), live.robots[usize::from(robot.0)].may_join)
+    };
+    let seen = ["alpha", "bravo", "scout-1", "scout-2", "spare"].map(of);
+    assert_eq!(
+        seen,
+        [
+            (0, 7460, false),
+            (1, 7460, false),
+            (2, 8000, true),
+            (3, 8016, true),
+            (4, 7460, true)
+        ]
+    );
+    assert_eq!(live.clone().with_places(), live);
+    let policy = coorp_core::policy::Policy::named("coorp").unwrap();
+    let config = live.robot_config(&policy, coorp_core::RobotId(3), 1);
+    assert_eq!((config.robots, config.paths_to.len()), (5, 5));
+    let voters = config.permits.unwrap().0.voters;
+    assert_eq!(voters, [coorp_core::RobotId(0), coorp_core::RobotId(1)]);
+}

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from coorp.learn.errors import Broken, Mend
 from coorp.sweep import farm
-from coorp.sweep.farm import continuing, interrupted
 
 if TYPE_CHECKING:
     from coorp.learn.run import Plan
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--staleness", type=_staleness, metavar="N", help="rounds that a robot may be ahead under SSP [1]"
     )
     parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time [30]")
-    parser.add_argument("--seed", type=farm.seed, default=1, help="the same seed gives the same run [1]")
+    parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
     parser.add_argument("--model", type=Path, help="weights to start from [the pre-trained ones]")
     parser.add_argument("--frozen", action="store_true", help="drive with unchanged weights; bulk still flows")
@@ -152,6 +151,10 @@ def _staleness(text: str) -> int:
     return farm.whole(text, 0, STALENESS_MAX)
 
 
+def _seed(text: str) -> int:
+    return farm.seed(text)
+
+
 def _names(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in names:
@@ -174,7 +177,7 @@ def _paradigms(text: str | None) -> list[str] | None:
 def _learn(options: argparse.Namespace, command: list[str]) -> int:
     paradigms = _paradigms(options.sync)
     policies = _names("coorp" if options.policies is None else options.policies)
-    again = shlex.join(continuing(command))
+    again = shlex.join(farm.continuing(command))
     if options.gif is None:
         options.gif = not options.sweep
     if options.sweep:
@@ -189,9 +192,9 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
     folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
     plans = plan(options, policies, paradigms, folder)
     try:
-        with interrupted() as seen:
+        with farm.interrupted() as interrupted:
             for each in plans:
-                if not _run(each, seen):
+                if not _run(each, interrupted):
                     return _say(f"\nsaved; {go_on}", 130)
         _report(plans, folder, options.report)
     except KeyboardInterrupt:
@@ -201,7 +204,7 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
     return 0
 
 
-def _run(each: Plan, seen: list[bool]) -> bool:
+def _run(each: Plan, interrupted: list[bool]) -> bool:
     """Runs one run of the comparison; returns whether it reached its end."""
     from tqdm import tqdm
 
@@ -213,7 +216,7 @@ def _run(each: Plan, seen: list[bool]) -> bool:
             bar.update(second / 60 - bar.n)
             bar.set_postfix_str(note, refresh=False)
             in_lines(second, note)
-            return not seen[0]
+            return not interrupted[0]
 
         return each.run(watch)
 

@@ -110,7 +110,7 @@ class Plan:
         if self.resume and self.is_saved:
             self._restore(cosim)
         else:
-            self.clear()
+            self._clear()
         film = Film(cosim.env, self.seconds)
         with ExitStack() as open_files:
             tape = self._tape(cosim, open_files)
@@ -158,13 +158,19 @@ class Plan:
                 "give another --out, or --overwrite instead of --resume to start again"
             )
 
+    def make_folder(self, *, overwrite: bool = False) -> None:
+        """Makes the folder of this run, without an earlier one's files if that is to be overwritten."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            self._clear()
+
     def _left(self) -> list[str]:
         """Returns the files of an earlier run that this one would write."""
         if not self.folder.is_dir():
             return []
         return sorted(each.name for each in self.folder.iterdir() if WRITES.fullmatch(each.name))
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Deletes files of an earlier run, so that they are not mistaken for this one's."""
         for name in self._left():
             (self.folder / name).unlink()
@@ -291,7 +297,7 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
     for each in plans:
         each.check_folder(overwrite=options.overwrite)
     for each in plans:
-        each.folder.mkdir(parents=True, exist_ok=True)
+        each.make_folder()
     return plans
 
 

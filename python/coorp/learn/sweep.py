@@ -64,9 +64,7 @@ def run(
     if len(jobs) < len(plans):
         print(f"{len(plans) - len(jobs)} of {len(plans)} runs are finished", file=sys.stderr)
     for each, _ in jobs:
-        each.folder.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            each.clear()
+        each.make_folder(overwrite=overwrite)
     return plans, farm.run([job for _, job in jobs], where, at_once)
 
 

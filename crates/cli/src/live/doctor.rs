@@ -529,7 +529,7 @@ fn policy_rules(machine: &Machine<'_>, rules: &str) -> Finding {
             Fine,
         ),
         (false, false) => {
-            let mend = "coorp up --protect=off, or the next --protect".to_owned();
+            let mend = "coorp unprotect, or the next --protect".to_owned();
             finding(about, "left by an agent that was killed", "they do no harm", Note(mend))
         }
     }
@@ -727,7 +727,7 @@ mod tests {
         assert_eq!(says(&found, "policy rules").grade, Fine);
         let left = format!("{KERNELS}5191:\tfrom all iif lo lookup 7460\n");
         let found = with(&left);
-        assert!(matches!(&says(&found, "policy rules").grade, Note(mend) if mend.contains("--protect=off")));
+        assert!(matches!(&says(&found, "policy rules").grade, Note(mend) if mend.contains("coorp unprotect")));
         fs::create_dir_all(fake.0.join("class/net/coorp0")).unwrap();
         assert_eq!(says(&with(&left), "policy rules").grade, Fine);
         let found = with(&format!(

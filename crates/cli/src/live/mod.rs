@@ -39,7 +39,7 @@ impl From<Error> for Failure {
 }
 
 fn load(file: &Path) -> Result<Team, Failure> {
-    coorp_team::load(file).map_err(|error| Failure::Input(error.to_string()))
+    coorp_node::load(file).map_err(|error| Failure::Input(error.to_string()))
 }
 
 /// Warns that there are no keys, regardless of the log filter.

@@ -133,7 +133,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Undoes what a killed agent has left on this machine, and prints what that was.
-fn leave_no_trace() -> Result<(), Failure> {
+///
+/// # Errors
+/// An agent protects this machine now, or this needs root.
+pub fn leave_no_trace() -> Result<(), Failure> {
     let undone = coorp_node::unprotect()?;
     if undone.is_empty() {
         output::note("nothing was left of an agent that protected this machine");

@@ -82,16 +82,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 fn once(watch: &Watch, team: &Team) -> Result<(), Failure> {
     let began = Instant::now();
     let mut here = watch.look();
-    while here.len() < team.robots.len() && began.elapsed() < FIND_MAX {
+    let missing = |here: &[Status]| -> Vec<&str> {
+        let needed = team.robots.iter().filter(|robot| !robot.may_join);
+        let names = needed.map(|robot| robot.name.as_str());
+        names
+            .filter(|name| here.iter().all(|status| status.robot != *name))
+            .collect()
+    };
+    while !missing(&here).is_empty() && began.elapsed() < FIND_MAX {
         std::thread::sleep(LOOK_EVERY / 10);
         here = watch.look();
     }
     output::print(&(view(team, &here) + &refusals(team, watch)))?;
-    let missing: Vec<&str> = team.robots.iter().map(|robot| robot.name.as_str()).collect();
-    let missing: Vec<&str> = missing
-        .into_iter()
-        .filter(|name| here.iter().all(|status| status.robot != *name))
-        .collect();
+    let missing = missing(&here);
     if missing.is_empty() {
         return Ok(());
     }
@@ -115,7 +118,9 @@ pub fn summary(team: &Team, here: &[Status]) -> String {
             .collect::<Vec<_>>()
             .join(", "),
     };
-    let text = format!("{}: {} of {} robots here", team.name, here.len(), team.robots.len());
+    let absent = |robot: &&coorp_team::Robot| !robot.may_join && here.iter().all(|status| status.robot != robot.name);
+    let all = here.len() + team.robots.iter().filter(absent).count();
+    let text = format!("{}: {} of {all} robots here", team.name, here.len());
     match here.iter().find(|status| status.leads) {
         Some(leader) => {
             let (holders, queue) = (names(&leader.holders), names(&leader.queue));
@@ -257,17 +262,18 @@ fn robots(team: &Team, here: &[Status]) -> Sheet {
         "refused",
     ];
     let row = |robot: &coorp_team::Robot| match here.iter().find(|status| status.robot == robot.name) {
-        Some(status) => row(status),
+        Some(status) => Some(row(status)),
+        None if robot.may_join => None,
         None => {
             let mut row = vec![robot.name.clone(), "absent".to_owned()];
             row.resize(titles.len(), DASH.to_owned());
-            row
+            Some(row)
         }
     };
     Sheet {
         titles: titles.map(str::to_owned).to_vec(),
         names: 1,
-        rows: team.robots.iter().map(row).collect(),
+        rows: team.robots.iter().filter_map(row).collect(),
     }
 }
 
@@ -477,8 +483,10 @@ mod tests {
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
         let text =
-            "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"scout\"\n[[robot]]\nname = \"mule\"\n";
+            "[[robot]]\nname = \"base\"\nleader = true\n[[robot]]\nname = \"scout\"\n[[robot]]\nname = \"mule\"\n\
+             [[place]]\nname = \"guest\"\ncount = 9\n";
         let team = coorp_team::parse(text, "fleet.toml", std::path::Path::new("")).unwrap();
+        let team = team.with_places();
         let base = Status {
             robot: "base".to_owned(),
             leads: true,
@@ -573,6 +581,15 @@ mod tests {
             "base refused lists of revoked certificates: 4, not signed",
             "--insecure",
         ] {
+            assert!(shown.contains(part), "no '{part}' in\n{shown}");
+        }
+        assert!(!shown.contains("guest"), "nobody has taken these places:\n{shown}");
+        let guest = Status {
+            robot: "guest-9".to_owned(),
+            ..Status::default()
+        };
+        let shown = view(&team, &[guest]);
+        for part in ["1 of 4 robots here", "guest-9"] {
             assert!(shown.contains(part), "no '{part}' in\n{shown}");
         }
         assert!(!shown.contains("unknown"), "what nobody uses is not shown:\n{shown}");

@@ -58,6 +58,7 @@ impl Agent {
         match route {
             Route::Path(path) => {
                 self.links.send(to, path, &Parcel::Robot(message), &Bytes::new());
+                self.links.hurry();
             }
             Route::Any => self.links.say(to, &message),
         }

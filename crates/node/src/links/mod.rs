@@ -22,6 +22,7 @@
 
 mod dial;
 mod operator;
+mod outbox;
 mod socket;
 mod stream;
 mod subscriptions;
@@ -42,6 +43,7 @@ use coorp_core::{Instant, RobotId};
 use coorp_team::Team;
 use quinn::{Connection, ConnectionError, Endpoint, ReadToEndError, RecvStream, SendStream, VarInt};
 
+use self::outbox::Outbox;
 pub(crate) use self::socket::{MarkedSocket, TOS_VOICE};
 pub(crate) use self::stream::read_frame;
 use self::stream::Ended;
@@ -118,6 +120,7 @@ pub(crate) struct Links {
     receiver: OnceLock<Weak<dyn Receiver>>,
     threads: Threads,
     tasks: Tasks,
+    outbox: Arc<Outbox>,
     /// One per path; taken out when the node closes.
     endpoints: Mutex<Vec<Endpoint>>,
     /// The datagrams that the socket of each path has handed over.
@@ -190,6 +193,7 @@ impl Links {
             receiver: OnceLock::new(),
             threads,
             tasks,
+            outbox: Arc::default(),
             endpoints: Mutex::new(endpoints),
             handed,
             client: credentials.client(PROTOCOL)?,
@@ -207,14 +211,16 @@ impl Links {
             let accepting = accept(Arc::downgrade(self), endpoint.clone(), path);
             self.tasks.spawn("accepting links", accepting);
         }
+        let sending = self.outbox.clone().run(self.tasks.clone());
+        self.tasks.spawn("sending control", sending);
         let dialling = dial::dial(Arc::downgrade(self), self.finder.clone());
         self.tasks.spawn("looking for robots", dialling);
     }
 
     // --- what goes out ----------------------------------------------------------------------------------------
 
-    /// Sends a control message to a robot, or drops it if it cannot be sent. Does not block. Returns the target that
-    /// shows when it has left.
+    /// Sends a control message to a robot with the next [`Links::hurry`], or drops it if it cannot be sent. Does not
+    /// block. Returns the target that shows when it has left.
     pub fn send(&self, to: RobotId, path: PathId, parcel: &Parcel, content: &Bytes) -> Option<Target> {
         let up = self.best(to, path.0.into())?;
         let message = Message {
@@ -231,8 +237,13 @@ impl Links {
         let socket = self.handed.get(usize::from(path.0));
         let socket = socket.filter(|_| !matches!(parcel, Parcel::Robot(_)));
         let target = socket.map(|socket| lock(socket).expect(bytes));
-        up.send(&self.tasks, message);
+        self.outbox.add(up, message);
         target
+    }
+
+    /// Makes the messages so far leave now.
+    pub fn hurry(&self) {
+        self.outbox.hurry();
     }
 
     /// Returns the longest datagram to a robot over a path, bytes; `None` if there is no link.
@@ -444,7 +455,9 @@ impl Links {
         let said: Vec<_> = links.iter().map(|up| up.coordination.finish()).collect();
         let handed: Vec<_> = self.handed.iter().map(|handed| lock(handed).clone()).collect();
         let last_max = GOODBYE_MAX * u32::try_from(2 + endpoints.len()).unwrap_or(u32::MAX);
+        let (outbox, tasks) = (self.outbox.clone(), self.tasks.clone());
         let last = async move {
+            outbox.send(&tasks);
             let all = async {
                 for said in said {
                     said.await;

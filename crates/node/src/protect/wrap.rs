@@ -195,7 +195,9 @@ impl Wrapper {
             };
             self.links.send(to, copy.path, &Parcel::Wrapped(header), packet)
         });
-        Some(sent.collect()).filter(|sent: &Vec<Target>| !sent.is_empty())
+        let sent: Vec<Target> = sent.collect();
+        self.links.hurry();
+        Some(sent).filter(|sent| !sent.is_empty())
     }
 
     // --- what comes in ----------------------------------------------------------------------------------------

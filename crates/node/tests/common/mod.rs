@@ -76,7 +76,7 @@ impl Fleet {
         }
         let file = folder.join("team.toml");
         std::fs::write(&file, text + more).unwrap();
-        let team = coorp_team::load(&file).unwrap();
+        let team = coorp_node::load(&file).unwrap();
         coorp_node::keys::init(&team).unwrap();
         Fleet { folder, file, team }
     }
@@ -88,7 +88,7 @@ impl Fleet {
         let file = folder.join("team.toml");
         std::fs::copy(&self.file, &file).unwrap();
         let bundle = coorp_node::keys::bundle(&self.team, name, &folder).unwrap();
-        coorp_node::keys::install(&coorp_team::load(&file).unwrap(), &bundle).unwrap();
+        coorp_node::keys::install(&coorp_node::load(&file).unwrap(), &bundle).unwrap();
         file
     }
 
@@ -108,7 +108,7 @@ impl Drop for Fleet {
 }
 
 /// Returns the first of 16 ports that are free now, and that no other robot of this program uses.
-fn free_ports() -> u16 {
+pub fn free_ports() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
         let block = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl Robot {
         Robot::run(command, team, name, "coorp", false)
     }
 
-    fn start(team: &Path, name: &str, policy: &str, insecure: bool) -> Robot {
+    pub fn start(team: &Path, name: &str, policy: &str, insecure: bool) -> Robot {
         Robot::run(
             Command::new(std::env::current_exe().unwrap()),
             team,
@@ -236,7 +236,7 @@ pub fn be_a_robot(answer_to: impl Fn(&Node, &[&str]) -> Option<String>) {
         .with_writer(std::io::stderr)
         .init();
     let file = PathBuf::from(std::env::var("COORP_TEST_TEAM").unwrap());
-    let (team, folder) = (coorp_team::load(&file).unwrap(), file.parent().unwrap());
+    let (team, folder) = (coorp_node::load(&file).unwrap(), file.parent().unwrap());
     let node = Node::open(Options {
         team,
         policy: Policy::named(&std::env::var("COORP_TEST_POLICY").unwrap()).unwrap(),

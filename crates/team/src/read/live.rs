@@ -90,16 +90,22 @@ pub(super) fn network(sheet: &mut Sheet<'_>) -> (Vec<String>, Vec<IpAddr>, Optio
     (interfaces, addresses, port)
 }
 
-/// Reports a problem if two robots would use the same ports of one address.
-pub(super) fn check_ports(sheets: &[Sheet<'_>], robots: &[Robot], live: &Live) {
-    let Some((later, earlier)) = rules::ports_clash(robots, live.port) else {
+/// Reports a problem if two robots would use the same ports of one address. Each comes with its table, which those of one
+/// place share.
+pub(super) fn check_ports(robots: &[(&Sheet<'_>, &Robot)], live: &Live) {
+    let Some((later, earlier)) = rules::ports_clash(robots.iter().map(|(_, robot)| *robot), live.port) else {
         return;
     };
-    if let (Some(sheet), Some(other)) = (sheets.get(later), sheets.get(earlier)) {
+    if let (Some((sheet, _)), Some((other, _))) = (robots.get(later), robots.get(earlier)) {
+        let message = "two robots have the same address and ports";
+        if std::ptr::eq(*sheet, *other) {
+            let mend = format!("set `port`: the robots of a place have {PORTS} ports each from there on");
+            sheet.problem("addresses", message, mend);
+            return;
+        }
         let (problems, file) = sheet.problems();
         let pair = (other.span_of("addresses"), "the first is here");
         let mend = format!("set `port` of robots that share an address to values at least {PORTS} apart");
-        let message = "two robots have the same address and ports";
         problems.add_pair(file, sheet.span_of("addresses"), pair, message, mend);
     }
 }

@@ -9,6 +9,7 @@ mod event;
 mod flow;
 mod interface;
 mod live;
+mod place;
 mod policy;
 mod protect;
 mod robot;
@@ -51,7 +52,11 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
         .collect();
     let events = event::events(&mut sheet, &roster, &airs);
     let live = live::live(&mut sheet, base);
-    live::check_ports(&robot_sheets, &robots, &live);
+    let mut place_sheets = sheet.tables("place", "[[place]]", rules::ROBOTS_MAX);
+    let places = place::places(&mut place_sheets, &robots);
+    let all = robot_sheets.iter().zip(&robots);
+    let all = all.chain(places.iter().map(|(table, robot)| (&place_sheets[*table], robot)));
+    live::check_ports(&all.collect::<Vec<_>>(), &live);
     let protect = protect::rules(&mut sheet, &robots);
     robot::check_against(
         &robot_sheets,
@@ -75,6 +80,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
         policy,
         live,
         protect,
+        places: places.into_iter().map(|(_, robot)| robot).collect(),
     })
 }
 

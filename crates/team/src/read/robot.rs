@@ -29,6 +29,7 @@ pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
             interfaces,
             addresses,
             port,
+            may_join: false,
         });
         movement(sheet);
         sheet.finish();

@@ -214,6 +214,12 @@ impl Model {
         }
     }
 
+    /// The robots, in the team's order, but for places that nobody has taken.
+    pub fn shown(&self) -> impl Iterator<Item = (&coorp_team::Robot, &Robot)> {
+        let all = self.team.robots.iter().zip(&self.robots);
+        all.filter(|(of, robot)| !of.may_join || robot.status.is_some())
+    }
+
     /// The bound of reaction times, in milliseconds.
     pub fn bound_ms(&self) -> Option<f64> {
         self.team.control.as_ref().map(|control| control.bound.as_millis_f64())
@@ -247,13 +253,7 @@ impl Model {
     /// What an operator should look at, and what to do about it.
     pub fn alarms(&self) -> Vec<(String, &'static str)> {
         let mut alarms = Vec::new();
-        let named = || {
-            self.team
-                .robots
-                .iter()
-                .map(|robot| robot.name.as_str())
-                .zip(&self.robots)
-        };
+        let named = || self.shown().map(|(of, robot)| (of.name.as_str(), robot));
         if !self.is_early() {
             let silent = || named().filter(|(_, robot)| robot.absent);
             for (name, robot) in silent() {

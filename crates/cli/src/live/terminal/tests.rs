@@ -29,8 +29,9 @@ fn at(ms: u64) -> Instant {
 fn team(robots: usize) -> Team {
     let robot = |place: usize| format!("[[robot]]\nname = \"robot-{place}\"\nleader = {}\n", place == 0);
     let robots: String = (0..robots).map(robot).collect();
-    let text = format!("{robots}[control]\nrate_hz = 30\nbound = \"33ms\"\n");
-    coorp_team::parse(&text, "fleet.toml", std::path::Path::new("")).unwrap()
+    let text = format!("{robots}[control]\nrate_hz = 30\nbound = \"33ms\"\n[[place]]\nname = \"visitor\"\n");
+    let team = coorp_team::parse(&text, "fleet.toml", std::path::Path::new("")).unwrap();
+    team.with_places()
 }
 
 /// What a robot tells: its first one leads, its second one holds the permit and is late, the third has no disk.
@@ -183,6 +184,7 @@ fn a_wide_terminal_shows_the_team_with_everything_about_the_selected_robot() {
     ] {
         assert!(late.contains(part), "no '{part}' in {late}");
     }
+    assert!(!text.contains("visitor"), "nobody has taken that place:\n{text}");
     assert!(row(&text, "robot-3 ").contains("absent") && row(&text, "robot-0 ").contains("leads"));
     // Since the start they were 40 ms old on average, within the last 10 s they are 2.
     let topic = row(&text, "command ");

@@ -282,11 +282,13 @@ fn robots(model: &Model) -> Grid {
     let bound = model.bound_ms();
     let loops = bound.map_or_else(|| highest(model, slowest), |bound| 1.25 * bound);
     let tops = [loops, highest(model, oldest), highest(model, |second| second.sent)];
-    let named = model.team.robots.iter().zip(&model.robots);
     Grid {
         titles: titles.map(str::to_owned).to_vec(),
         names: 1,
-        rows: named.map(|(of, robot)| row(model, &of.name, robot, tops)).collect(),
+        rows: model
+            .shown()
+            .map(|(of, robot)| row(model, &of.name, robot, tops))
+            .collect(),
     }
 }
 
@@ -337,7 +339,7 @@ fn row(model: &Model, name: &str, robot: &Robot, tops: [f64; 3]) -> Vec<Cell> {
         line(|second| second.sent, "Mbit/s", tops[2], None),
         text(bulk.map(|bulk| counted(bulk.waiting))),
         text(bulk.map(|bulk| format!("{}{}", bulk.in_flight, if bulk.held { ", held" } else { "" }))),
-        text(status.map(|status| format!("{} of {}", status.alive.len(), model.robots.len()))),
+        text(status.map(|status| format!("{} of {}", status.alive.len(), model.shown().count()))),
         text(status.map(|_| format!("\u{b1} {:.1} ms", robot.within_ms))),
         text(status.map(|status| counted(status.refused.total()))),
         text(Some(counted(robot.lost))),

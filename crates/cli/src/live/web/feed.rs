@@ -79,6 +79,8 @@ struct Hello<'a> {
     coorp: &'static str,
     team: &'a str,
     robots: Vec<&'a str>,
+    /// The first so many belong to the team from the start; the others may join.
+    founders: usize,
     bound_ms: Option<f64>,
     /// How far behind the page is to show what happens, so that all robots have answered.
     behind_ms: f64,
@@ -157,6 +159,7 @@ impl Feed {
             coorp: env!("CARGO_PKG_VERSION"),
             team: &team.name,
             robots: team.robots.iter().map(|robot| robot.name.as_str()).collect(),
+            founders: team.founders(),
             bound_ms: team.control.as_ref().map(|control| control.bound.as_millis_f64()),
             behind_ms: behind_ms(team.robots.len()),
             began_unix_ms: (unix.as_secs_f64() * 1e3).round(),

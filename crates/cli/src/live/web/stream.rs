@@ -394,6 +394,8 @@ impl Stream {
             let was = std::mem::replace(&mut self.robots[id].absent, absent.is_some());
             let me = self.name_of(id).to_owned();
             match absent {
+                // A place that nobody has taken.
+                Some(_) if self.team.robots[id].may_join && self.robots[id].status.is_none() => {}
                 Some((_, why)) if !was => {
                     let advice = "Is 'coorp up' running there, and is the robot in range?";
                     let why = why.map_or_else(|| format!(". {advice}"), |why| format!(": {why}"));
