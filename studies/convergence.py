@@ -1,7 +1,7 @@
 """Measures whether learning while driving pays off, how soon under each policy, and what late commands cost.
 
     pip install '.[learn]'
-    python studies/convergence.py [--quick] [--markdown]
+    python studies/convergence.py [--quick] [--resume] [--markdown]
 
 `coorp learn` on examples/navigation.toml, with batches of forty seconds and three rounds, from the shipped weights, in
 the environment that they do not know (Deng 2022, section VI-B; figures 2b and 9, table I). Four questions:
@@ -22,22 +22,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
-import os
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from lib.simulator import MADE, PARALLEL, REPOSITORY
+from lib.simulator import MADE, REPOSITORY
 from lib.table import number, percent, show
+
+if TYPE_CHECKING:
+    from coorp.learn.outcome import Outcome
+    from coorp.learn.run import Plan
 
 Rewards = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 """Rewards, of shape (runs, seconds)."""
@@ -107,56 +108,38 @@ class Job:
     def folder(self) -> Path:
         return self.out / f"{TEAM.stem}-seed{self.seed}" / self.name
 
+    def plan(self, *, resume: bool) -> Plan:
+        from coorp.learn.fit import PRETRAINED
+        from coorp.learn.run import Plan
 
-@dataclass(frozen=True)
-class Run:
-    """The outcome of a run."""
-
-    robots: int
-    hours: float
-    collisions: int
-    violation: float
-    total_reward: list[float]
-    """Reward over all robots, one figure per second."""
-    epochs_s: list[float]
-
-    @property
-    def mean(self) -> float:
-        """Reward per robot and second."""
-        return self.total_reward[-1] / (len(self.total_reward) * self.robots)
-
-    @property
-    def rate(self) -> float:
-        """Collisions per robot-hour."""
-        return self.collisions / (self.hours * self.robots)
-
-    @property
-    def epoch_s(self) -> float:
-        return self.epochs_s[-1] / len(self.epochs_s) if self.epochs_s else math.nan
+        return Plan(
+            team=TEAM,
+            policy=self.policy,
+            sync="none" if self.policy == NO_BULK else self.sync,
+            staleness=None,
+            seed=self.seed,
+            seconds=self.minutes * 60,
+            frozen=self.frozen,
+            model=PRETRAINED if self.learner is None else self.learner.folder / "model.pt",
+            folder=self.folder,
+            resume=resume,
+            gif=False,
+        )
 
 
-def run(job: Job) -> Run:
-    """Runs a job."""
-    command = [sys.executable, "-m", "coorp", "learn", str(TEAM), "--policy", job.policy, "--seed", str(job.seed)]
-    command += ["--minutes", str(job.minutes), "--out", str(job.out), "--sync", job.sync, "--no-gif", "--no-report"]
-    command.append("--overwrite")
-    if job.frozen:
-        command.append("--frozen")
-    if job.learner is not None:
-        command += ["--model", str(job.learner.folder / "model.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TQDM_DISABLE": "1"})
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    content = json.loads((job.folder / "outcome.json").read_text())
-    history = content["history"]
-    return Run(
-        content["robots"],
-        content["minutes"] / 60,
-        content["collisions"],
-        content["violation_rate"],
-        history["reward"],
-        history["epochs_s"],
-    )
+def run(jobs: list[Job], *, resume: bool) -> dict[Job, Outcome]:
+    """Runs all jobs, on Ray where it is installed; those that are finished only anew unless `resume`."""
+    from coorp.learn import sweep
+
+    plans, ended = sweep.run((job.plan(resume=resume) for job in jobs), overwrite=not resume)
+    if ended.failed or ended.stopped:
+        sys.exit("\n".join(["some runs have no result; --resume leaves the others", *ended.failed.values()]))
+    return {job: each.outcome() for job, each in zip(jobs, plans, strict=True)}
+
+
+def mean_reward(run: Outcome) -> float:
+    """Returns the reward per robot and second."""
+    return run.history.reward[-1] / (len(run.history.reward) * run.robots)
 
 
 def write_team() -> None:
@@ -189,20 +172,20 @@ def late(policy: str, seed: int, effort: Effort) -> Job:
     return Job(policy, "bsp", 2 * UNSEEN + seed, effort.late_minutes, learner, frozen=True)
 
 
-def print_gain(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> bool:
+def print_gain(runs: dict[Job, Outcome], effort: Effort, *, markdown: bool) -> bool:
     """Answers question 1. Returns whether learning helps under BSP, under every policy."""
     rows: list[list[str]] = []
     clear = True
     for sync, policy in product(effort.seeds, LEARNERS):
         jobs = [Job(policy, sync, seed, effort.minutes) for seed in effort.seeds[sync]]
         learnt, before = ([runs[judged(job, effort, shipped=shipped)] for job in jobs] for shipped in (False, True))
-        gains = [a.mean - b.mean for a, b in zip(learnt, before, strict=True)]
+        gains = [mean_reward(a) - mean_reward(b) for a, b in zip(learnt, before, strict=True)]
         gain = statistics.fmean(gains)
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
         if sync == "bsp" and len(gains) > 1:
             clear &= gain > SIGNIFICANT_SE * error
-        rewards = [number(statistics.fmean(run.mean for run in of), 2) for of in (before, learnt)]
-        collisions = [number(statistics.fmean(run.rate for run in of), 0) for of in (before, learnt)]
+        rewards = [number(statistics.fmean(map(mean_reward, of)), 2) for of in (before, learnt)]
+        collisions = [number(statistics.fmean(run.collision_rate[0] for run in of), 0) for of in (before, learnt)]
         cells = [*rewards, number(gain, 2, sign=True), number(error, 2), number(gain / error if error else math.nan, 1)]
         rows.append([f"{policy}, {sync.upper()}", str(len(gains)), *cells, *collisions])
     print("1. Reward per robot and second of the shipped and of the learnt weights, driving frozen on unseen seeds.\n")
@@ -211,11 +194,10 @@ def print_gain(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> bool:
     return clear
 
 
-def curves(runs: list[Run], smooth_s: int) -> Rewards:
+def curves(runs: list[Outcome], smooth_s: int) -> Rewards:
     """Returns the reward per robot and second of each run, averaged over `smooth_s`, by the first second of that
     interval."""
-    count = min(len(run.total_reward) for run in runs)
-    total = np.array([run.total_reward[:count] for run in runs]) / runs[0].robots
+    total = np.array([run.history.reward for run in runs]) / runs[0].robots
     return (total[:, smooth_s:] - total[:, :-smooth_s]) / smooth_s
 
 
@@ -226,11 +208,11 @@ def reached_s(rewards: Rewards, goal: float, smooth_s: int) -> float:
     return float(there.argmax()) + smooth_s / 2 if there.any() else math.inf
 
 
-def interval(statistic: Callable[[np.random.Generator], float]) -> str:
+def interval(statistic: Callable[[np.random.Generator], float], digits: int = 2) -> str:
     """Returns the middle 95 % of a statistic over bootstrap samples of the seeds."""
     rng = np.random.default_rng(1)
-    low, high = np.quantile([statistic(rng) for _ in range(DRAWS)], [0.025, 0.975], method="nearest")
-    return f"{number(float(low), 2)} to {number(float(high), 2) if math.isfinite(high) else 'never'}"
+    ends = np.quantile([statistic(rng) for _ in range(DRAWS)], [0.025, 0.975], method="nearest")
+    return " to ".join(number(float(end), digits) if math.isfinite(end) else "never" for end in ends)
 
 
 def drawn(rewards: Rewards, rng: np.random.Generator) -> Rewards:
@@ -238,53 +220,86 @@ def drawn(rewards: Rewards, rng: np.random.Generator) -> Rewards:
     return rewards[rng.integers(len(rewards), size=len(rewards))]
 
 
-def print_speed(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[str, float]:
-    """Answers questions 2 and 3. Returns the time at which each policy reaches the goal under BSP, relative to edca;
-    NaN if edca's reward does not rise, because then there is no goal."""
+@dataclass(frozen=True)
+class Reached:
+    """When the mean reward of a policy's runs reaches the goal: half way from edca's start to edca's end."""
+
+    goal: float
+    """NaN if edca's reward does not rise, because then there is no goal."""
+    at_s: float
+    """Infinite if it never does."""
+    within: str
+    """95 %, over seeds."""
+    ratio: float
+    """Over edca's time; NaN if there is none."""
+    ratio_within: str
+
+
+def reached(smooth: dict[str, Rewards], smooth_s: int) -> dict[str, Reached]:
+    """Returns when each policy reaches the goal, edca among them, of its runs' averaged rewards."""
+    first, last = smooth["edca"].mean(axis=0)[[0, -1]]
+    goal = float((first + last) / 2) if last > first else math.nan
+    alone = reached_s(smooth["edca"], goal, smooth_s)
+
+    def one(policy: str) -> Reached:
+        def own(rng: np.random.Generator) -> float:
+            return reached_s(drawn(smooth[policy], rng), goal, smooth_s)
+
+        def over_edca(rng: np.random.Generator) -> float:
+            ours, edca = own(rng), reached_s(drawn(smooth["edca"], rng), goal, smooth_s)
+            return ours / edca if math.isfinite(edca) else 0.0
+
+        has_spread = len(smooth[policy]) > 2 and math.isfinite(alone)
+        at_s = reached_s(smooth[policy], goal, smooth_s)
+        return Reached(
+            goal,
+            at_s,
+            interval(own, 0) if has_spread else "-",
+            at_s / alone if math.isfinite(alone) else math.nan,
+            interval(over_edca) if has_spread and policy != "edca" else "-",
+        )
+
+    return {policy: one(policy) for policy in smooth}
+
+
+def reached_cells(own: Reached) -> list[str]:
+    """Returns a policy's cells below `REACHED_TITLES`."""
+    at = number(own.at_s, 0) if math.isfinite(own.at_s) else "never"
+    return [number(own.goal, 2), at, own.within, number(own.ratio, 2), own.ratio_within]
+
+
+REACHED_TITLES = ["goal", "reached, s", "95 %", "over edca's", "95 %"]
+
+
+def print_speed(runs: dict[Job, Outcome], effort: Effort, *, markdown: bool) -> dict[str, float]:
+    """Answers questions 2 and 3. Returns the time at which each policy reaches the goal under BSP, relative to edca."""
     rows: list[list[str]] = []
     bsp: dict[str, float] = {}
     for sync, seeds in effort.seeds.items():
         of = {policy: [runs[Job(policy, sync, seed, effort.minutes)] for seed in seeds] for policy in LEARNERS}
-        smooth = {policy: curves(of[policy], effort.smooth_s) for policy in LEARNERS}
-        first, last = smooth["edca"].mean(axis=0)[[0, -1]]
-        goal = float((first + last) / 2) if last > first else math.nan
-        alone = reached_s(smooth["edca"], goal, effort.smooth_s)
+        there = reached({policy: curves(of[policy], effort.smooth_s) for policy in LEARNERS}, effort.smooth_s)
         epochs = {policy: statistics.fmean(run.epoch_s for run in of[policy]) for policy in LEARNERS}
-        for policy in LEARNERS:
-
-            def again(
-                rng: np.random.Generator,
-                goal: float = goal,
-                both: tuple[Rewards, Rewards] = (smooth[policy], smooth["edca"]),
-            ) -> float:
-                own, edca = (reached_s(drawn(rewards, rng), goal, effort.smooth_s) for rewards in both)
-                return own / edca if math.isfinite(edca) else 0.0
-
-            at = reached_s(smooth[policy], goal, effort.smooth_s)
-            ratio = at / alone if math.isfinite(alone) else math.nan
+        for policy, own in there.items():
             if sync == "bsp":
-                bsp[policy] = ratio
-            spread = interval(again) if policy != "edca" and len(seeds) > 2 and math.isfinite(alone) else "-"
-            cells = [number(goal, 2), number(at, 0) if math.isfinite(at) else "never", number(ratio, 2), spread]
-            cells += [number(epochs[policy], 1), number(epochs[policy] / epochs["edca"], 2)]
+                bsp[policy] = own.ratio
+            cells = [*reached_cells(own), number(epochs[policy], 1), number(epochs[policy] / epochs["edca"], 2)]
             rows.append([f"{policy}, {sync.upper()}", *cells])
     print("2. and 3. When the reward first reaches the goal, and how long an epoch takes.\n")
-    titles = ["", "goal", "reached, s", "over edca's", "95 %", "epoch, s", "over edca's"]
-    show(titles, rows, markdown=markdown)
+    show(["", *REACHED_TITLES, "epoch, s", "over edca's"], rows, markdown=markdown)
     return bsp
 
 
-def print_cost(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[str, tuple[int, float]]:
+def print_cost(runs: dict[Job, Outcome], effort: Effort, *, markdown: bool) -> dict[str, tuple[int, float]]:
     """Answers question 4. Returns the collisions under each policy, and the robot-hours."""
     counts: dict[str, tuple[int, float]] = {}
     rows: list[list[str]] = []
     for policy in DRIVERS:
         of = [runs[late(policy, seed, effort)] for seed in effort.seeds["bsp"]]
-        count, hours = sum(run.collisions for run in of), sum(run.hours * run.robots for run in of)
+        count, hours = sum(run.collisions for run in of), sum(run.robot_hours for run in of)
         counts[policy] = (count, hours)
         half = 1.96 * math.sqrt(count) / hours
         rate, alone = count / hours, counts[NO_BULK]
-        cells = [percent(statistics.fmean(run.violation for run in of)), number(hours, 0), str(count)]
+        cells = [percent(statistics.fmean(run.violation_rate for run in of)), number(hours, 0), str(count)]
         cells.append(f"{number(rate - half)} to {number(rate + half)}")
         if policy == NO_BULK:
             cells += ["1", "-", "-"]
@@ -292,7 +307,7 @@ def print_cost(runs: dict[Job, Run], effort: Effort, *, markdown: bool) -> dict[
             ratio, spread = rate / (alone[0] / alone[1]), math.exp(1.96 * math.sqrt(1 / count + 1 / alone[0]))
             cells += [number(ratio, 3), f"{number(ratio / spread, 3)} to {number(ratio * spread, 3)}"]
             cells.append(number(same_rate(alone, counts[policy]), 3))
-        cells.append(number(statistics.fmean(run.mean for run in of), 2))
+        cells.append(number(statistics.fmean(map(mean_reward, of)), 2))
         rows.append([policy, *cells])
     print("4. Learnt weights, frozen: collisions per robot-hour, with 95 % intervals; p: no difference to mpc-only.\n")
     titles = ["policy", "violations", "robot-hours", "collisions", "per robot-hour", "over mpc-only's", "95 %", "p"]
@@ -310,35 +325,6 @@ def same_rate(one: tuple[int, float], other: tuple[int, float]) -> float:
         return 1.0
     z = (one[0] - total * share) / math.sqrt(total * share * (1 - share))
     return math.erfc(abs(z) / math.sqrt(2))
-
-
-def draw(runs: dict[Job, Run], effort: Effort) -> Path:
-    """Draws the reward over virtual time, one panel per paradigm; the band is plus or minus one standard error."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
-        1, len(effort.seeds), figsize=(5 * len(effort.seeds), 3.6), sharey=True, squeeze=False
-    )
-    for panel, (sync, seeds) in zip(panels[0], effort.seeds.items(), strict=True):
-        for policy in LEARNERS:
-            rewards = curves([runs[Job(policy, sync, seed, effort.minutes)] for seed in seeds], effort.smooth_s)
-            minutes = (np.arange(rewards.shape[1]) + effort.smooth_s / 2) / 60
-            [line] = panel.plot(minutes, rewards.mean(axis=0), label=policy)
-            if len(seeds) > 1:
-                error = rewards.std(axis=0, ddof=1) / math.sqrt(len(seeds))
-                low, high = rewards.mean(axis=0) - error, rewards.mean(axis=0) + error
-                panel.fill_between(minutes, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        panel.set_title(f"{sync.upper()}, {len(seeds)} seeds" if len(seeds) > 1 else f"{sync.upper()}, one seed")
-        panel.set_xlabel("virtual time, minutes")
-        panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel(f"reward per robot and second,\nmean of {effort.smooth_s / 60:g} minutes")
-    panels[0][0].legend()
-    path = OUT / "reward.png"
-    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
-    return path
 
 
 def judge(clear: bool, ratios: dict[str, float], counts: dict[str, tuple[int, float]]) -> bool:
@@ -360,6 +346,7 @@ def judge(clear: bool, ratios: dict[str, float], counts: dict[str, tuple[int, fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed and a few minutes, for CI: shows no effect")
+    parser.add_argument("--resume", action="store_true", help="leave the runs that are finished, continue the others")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     arguments = parser.parse_args()
     missing = [name for name in ("coorp", "torch") if importlib.util.find_spec(name) is None]
@@ -371,15 +358,17 @@ def main() -> int:
     learning = learning_jobs(effort)
     driving = [judged(job, effort, shipped=shipped) for job, shipped in product(learning, (False, True))]
     driving += [late(policy, seed, effort) for policy, seed in product(DRIVERS, effort.seeds["bsp"])]
-    runs: dict[Job, Run] = {}
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        for jobs in (learning, driving):
-            runs |= zip(jobs, pool.map(run, jobs), strict=True)
+    runs: dict[Job, Outcome] = {}
+    for jobs in (learning, driving):
+        runs |= run(jobs, resume=arguments.resume)
     print(f"{effort.minutes} virtual minutes; seeds by paradigm: {effort.seeds}.\n")
     clear = print_gain(runs, effort, markdown=markdown)
     ratios = print_speed(runs, effort, markdown=markdown)
     counts = print_cost(runs, effort, markdown=markdown)
-    print(f"reward over time: {draw(runs, effort).relative_to(REPOSITORY)}")
+    from coorp.learn.report import write_reward
+
+    write_reward(OUT / "reward.png", [runs[job] for job in learning], effort.smooth_s)
+    print(f"reward over time: {(OUT / 'reward.png').relative_to(REPOSITORY)}")
     if len(effort.seeds["bsp"]) == 1:
         print("one seed shows nothing; this only checks that everything runs")
         return 0

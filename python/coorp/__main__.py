@@ -1,4 +1,4 @@
-"""The command `coorp`: `learn` and `run` are Python, everything else is the native command line."""
+"""The command `coorp`: `learn`, `run` and `sim --sweep` are Python, everything else is the native command line."""
 
 import os
 import signal
@@ -15,6 +15,10 @@ def main() -> int:
         from coorp.learn.main import main as learn
 
         return learn(arguments[1:])
+    if arguments[:1] == ["sim"] and "--sweep" in arguments:
+        from coorp.sweep.simulations import main as sweep
+
+        return sweep(arguments[1:])
     if arguments[:1] == ["run"]:
         from coorp.reactor.main import main as run
 

@@ -129,6 +129,13 @@ def test_it_is_a_parallel_env() -> None:
     parallel_api_test(OverChannel(Count({"agent_2": 100}), TEAM, step_s=0.01), num_cycles=200)
 
 
+def test_a_scenario_of_vmas_is_a_parallel_env() -> None:
+    pytest.importorskip("vmas")
+    from coorp.envs.vmas import Scenario
+
+    parallel_api_test(Scenario("wheel", agents=3, max_steps=50), num_cycles=120)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="4 agents, but the team file 5 robots"):
         OverChannel(Count(agents=AGENTS[:4]), TEAM, step_s=0.01)
@@ -142,7 +149,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("example", "options", "needs"),
-    [("pursuit", ["--games", "1"], ["pygame", "scipy"]), ("vmas", ["--seconds", "2"], ["vmas", "torch"])],
+    [("pursuit", ["1"], ["pygame", "scipy"]), ("vmas", ["2"], ["vmas", "torch"])],
 )
 def test_an_example_runs(example: str, options: list[str], needs: list[str]) -> None:
     for package in needs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -17,7 +16,9 @@ from papers.outcome import Claim, Found, Outcome, Table
 POLICIES = ("edca", "schedwifi", "coorp-paper", "coorp")
 
 
-def growth(minutes: int, seeds: Sequence[int], syncs: Sequence[str], policies: Sequence[str], at_once: int) -> Outcome:
+def growth(
+    minutes: int, seeds: Sequence[int], syncs: Sequence[str], policies: Sequence[str], *, resume: bool
+) -> Outcome:
     """Figure 9, and its like for the other paradigms."""
     import convergence
 
@@ -27,8 +28,7 @@ def growth(minutes: int, seeds: Sequence[int], syncs: Sequence[str], policies: S
     out = Outcome("simulated", command, what)
     convergence.write_team()
     jobs = [convergence.Job(policy, sync, seed, minutes) for sync in syncs for policy in policies for seed in seeds]
-    with ThreadPoolExecutor(at_once) as pool:
-        runs = dict(zip(jobs, pool.map(convergence.run, jobs), strict=True))
+    runs = convergence.run(jobs, resume=resume)
     rows: list[list[str]] = []
     for sync in syncs:
         curves = {
@@ -36,11 +36,13 @@ def growth(minutes: int, seeds: Sequence[int], syncs: Sequence[str], policies: S
             for policy in policies
         }
         grown = {policy: (own - own[:, :1]).mean(axis=0) for policy, own in curves.items()}
+        there = convergence.reached(curves, smooth_s)
         for policy in policies:
             ends = curves[policy][:, -1] - curves[policy][:, 0]
             error = float(np.std(ends, ddof=1)) / len(ends) ** 0.5 if len(ends) > 1 else float("nan")
             epoch_s = statistics.fmean(runs[convergence.Job(policy, sync, s, minutes)].epoch_s for s in seeds)
-            rows.append([f"{policy}, {sync.upper()}", f"{ends.mean():+.2f}", f"{error:.2f}", f"{epoch_s:.1f}"])
+            cells = [f"{ends.mean():+.2f}", f"{error:.2f}", *convergence.reached_cells(there[policy]), f"{epoch_s:.1f}"]
+            rows.append([f"{policy}, {sync.upper()}", *cells])
             if sync == "asp" and policy == "coorp-paper":
                 converges = ends.mean() > 2.0 * error
                 out.claims["asp"] = Claim(not converges, f"the reward grows by {ends.mean():+.1f} ± {error:.1f}")
@@ -51,6 +53,7 @@ def growth(minutes: int, seeds: Sequence[int], syncs: Sequence[str], policies: S
             if sync == "ssp":
                 text = f"{100 * (ratio - 1):+.0f} % in the mean of the second half"
                 out.claims["faster"] = Claim(1.0 < ratio <= 1.9, text)
-    titles = ["", "growth of the reward", "standard error", "epoch, s"]
-    out.tables.append(Table("Reward per robot and second at the end less at the start.", titles, rows))
+    titles = ["", "growth of the reward", "standard error", *convergence.REACHED_TITLES, "epoch, s"]
+    title = "Reward per robot and second at the end less at the start, and when it reaches half of edca's growth."
+    out.tables.append(Table(title, titles, rows))
     return out

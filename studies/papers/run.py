@@ -1,7 +1,7 @@
 """Every figure and table of Deng 2022, Dust and Lee beside ours, with a verdict: docs/papers.md.
 
     cargo build --release -p coorp-cli && pip install .
-    python studies/papers/run.py [--measure] [--only deng.figure_10,lee] [--write docs/papers.md]
+    python studies/papers/run.py [--measure] [--only deng.figure_10,lee] [--resume] [--write docs/papers.md]
     python studies/papers/run.py --quick
 
 Published values are in published.toml, and why ours differ in reasons.toml. `--measure` measures all, or what `--only`
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -81,8 +80,8 @@ QUICK = Effort(
 class Measures:
     """All measurements at one effort, by the keys that they give."""
 
-    def __init__(self, program: Path, effort: Effort) -> None:
-        self._program, self._effort = program, effort
+    def __init__(self, program: Path, effort: Effort, *, resume: bool = False) -> None:
+        self._program, self._effort, self._resume = program, effort, resume
         self._simulator = Simulator(program, "papers", lenient=True)
         has_package = importlib.util.find_spec("coorp") is not None
         has_torch = has_package and importlib.util.find_spec("torch") is not None
@@ -129,9 +128,9 @@ class Measures:
         return found
 
     def _learning(self) -> dict[str, Outcome]:
-        at_once = os.cpu_count() or 1
-        syncs = ("bsp", "ssp", "asp")
-        return {"deng.figure_9": learning.growth(self._effort.minutes, range(1, 6), syncs, learning.POLICIES, at_once)}
+        minutes, syncs = self._effort.minutes, ("bsp", "ssp", "asp")
+        found = learning.growth(minutes, range(1, 6), syncs, learning.POLICIES, resume=self._resume)
+        return {"deng.figure_9": found}
 
     def _emulated(self) -> dict[str, Outcome]:
         import dupcon
@@ -187,6 +186,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="everything briefly, for CI; keeps nothing")
     parser.add_argument("--measure", action="store_true", help="measure again, and keep it")
     parser.add_argument("--only", default="", help="with --measure: such as deng.figure_10,lee")
+    parser.add_argument("--resume", action="store_true", help="with --measure: leave finished runs of learning")
     parser.add_argument("--write", type=Path, help="write the page to this file in place of printing it")
     arguments = parser.parse_args()
     papers = inventory.papers()
@@ -202,7 +202,7 @@ def main() -> int:
         program = binary()
         if program is None:
             return 1
-        for keys, measure in Measures(program, FULL).all:
+        for keys, measure in Measures(program, FULL, resume=arguments.resume).all:
             if asked(keys, [one for one in arguments.only.split(",") if one]):
                 print(", ".join(keys), file=sys.stderr, flush=True)
                 outcome.keep(measure())

@@ -37,11 +37,14 @@ use clap::{Parser, Subcommand};
 
 use failure::Failure;
 
-/// Printed if the program is not part of the Python package, which handles `learn` and `run` itself.
+/// Printed if the program is not part of the Python package, which handles these itself.
 const LEARN_IS_ELSEWHERE: &str = "error: 'coorp learn' needs the Python package, which this program is not part of; \
                                   in Coorp's source: pip install '.[learn]'";
 const RUN_IS_ELSEWHERE: &str = "error: 'coorp run' needs the Python package, which this program is not part of; \
                                 in Coorp's source: pip install .";
+const SWEEP_IS_ELSEWHERE: &str =
+    "error: 'coorp sim --sweep' needs the Python package, which this program is not part of; \
+                                  in Coorp's source: pip install .";
 
 /// Commands of the live half, whose names a program without it knows only for its message.
 const LIVE: [&str; 6] = ["doctor", "keys", "replay", "unprotect", "up", "watch"];
@@ -121,6 +124,11 @@ enum Command {
 /// Runs the command given by `arguments`, which exclude the program's name, and returns its exit code. All output has
 /// been written to stdout and stderr by then.
 pub fn run(arguments: &[OsString]) -> u8 {
+    // Its options are known in Python only.
+    if arguments.first().is_some_and(|name| name == "sim") && arguments.iter().any(|option| option == "--sweep") {
+        output::note(SWEEP_IS_ELSEWHERE);
+        return 2;
+    }
     let named = std::iter::once(OsString::from("coorp")).chain(arguments.iter().cloned());
     let cli = match Cli::try_parse_from(named) {
         Ok(cli) => cli,

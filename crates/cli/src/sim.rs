@@ -56,6 +56,10 @@ pub struct Args {
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[arg(long, requires = "faults", conflicts_with_all = ["policy", "duration", "replay", "html"])]
     nodes: bool,
+    /// Simulate a folder of team files, or one, on all cores or on Ray, and resume that later; see 'coorp sim --sweep
+    /// --help' (Python package only)
+    #[arg(long = "sweep")]
+    _sweep: bool,
     /// Let flows send at the times and sizes of their topics in this recording (MCAP or ROS 2 bag)
     #[arg(long, value_name = "RECORDING")]
     replay: Option<PathBuf>,

@@ -484,3 +484,16 @@ fn learning_is_sent_to_the_python_package() {
         assert!(text(&output.stderr).contains("pip install '.[learn]'"));
     }
 }
+
+#[test]
+fn sweeps_are_sent_to_the_python_package() {
+    for arguments in [
+        &["sim", "teams", "--sweep", "--out", "runs"][..],
+        &["sim", "--sweep", "--help"],
+    ] {
+        let output = coorp(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("'coorp sim --sweep' needs the Python package"));
+    }
+    assert!(text(&coorp(&["sim", "--help"]).stdout).contains("--sweep"));
+}

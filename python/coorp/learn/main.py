@@ -1,8 +1,8 @@
 """`coorp learn`: options, runs one after another, progress, and error messages.
 
-Exit codes: 0 success, 1 the simulator violated an invariant, 2 bad input or unusable files, 130 ended by Ctrl-C or
-SIGTERM, with a checkpoint if anything was driven. Torch and others are imported only before a run, so that a missing
-one produces a message and `--help` is fast.
+Exit codes: 0 success, 1 the simulator violated an invariant or a run of a sweep failed, 2 bad input or unusable files,
+130 ended by Ctrl-C or SIGTERM, with a checkpoint if anything was driven. Torch and others are imported only before a
+run, so that a missing one produces a message and `--help` is fast.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import difflib
 import errno
 import math
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coorp.learn.errors import Broken, Mend
+from coorp.sweep import farm
 
 if TYPE_CHECKING:
     from coorp.learn.run import Plan
@@ -109,11 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     earlier.add_argument("--overwrite", action="store_true", help="delete the same runs in --out and start again")
     parser.add_argument("--mcap", action="store_true", help="record each run as run.mcap")
     parser.add_argument(
-        "--gif", action=argparse.BooleanOptionalAction, default=True, help="a GIF of each run's last seconds [yes]"
+        "--gif", action=argparse.BooleanOptionalAction, help="a GIF of each run's last seconds [yes; no in a sweep]"
     )
     parser.add_argument(
         "--report", action=argparse.BooleanOptionalAction, default=True, help="report.html and its figures [yes]"
     )
+    parser.add_argument("--sweep", action="store_true", help="run all at once, for a team file or a folder of them")
+    farm.add_options(parser)
     return parser
 
 
@@ -147,17 +148,11 @@ def _number(text: str, what: str, least: float, most: float) -> float:
 
 
 def _staleness(text: str) -> int:
-    return _whole(text, STALENESS_MAX)
+    return farm.whole(text, 0, STALENESS_MAX)
 
 
 def _seed(text: str) -> int:
-    return _whole(text, 2**63 - 1)
-
-
-def _whole(text: str, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > most:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to {most}")
-    return int(text)
+    return farm.seed(text)
 
 
 def _names(text: str) -> list[str]:
@@ -182,13 +177,22 @@ def _paradigms(text: str | None) -> list[str] | None:
 def _learn(options: argparse.Namespace, command: list[str]) -> int:
     paradigms = _paradigms(options.sync)
     policies = _names("coorp" if options.policies is None else options.policies)
+    again = shlex.join(farm.continuing(command))
+    if options.gif is None:
+        options.gif = not options.sweep
+    if options.sweep:
+        from coorp.learn.sweep import sweep
+
+        return sweep(options, policies, paradigms, again)
+    if options.team.is_dir() or (options.seeds, options.on, options.workers) != (None, None, None):
+        raise Mend("a folder of team files, --seeds, --on and --workers belong to a sweep; add --sweep")
+    go_on = f"to continue: {again}"
     from coorp.learn.run import plan
 
     folder: Path = options.out / f"{options.team.stem}-seed{options.seed}"
     plans = plan(options, policies, paradigms, folder)
-    go_on = f"to continue: {shlex.join(_again(command))}"
     try:
-        with _interrupted() as interrupted:
+        with farm.interrupted() as interrupted:
             for each in plans:
                 if not _run(each, interrupted):
                     return _say(f"\nsaved; {go_on}", 130)
@@ -198,13 +202,6 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
             return _say(f"\nended at once; everything since the last checkpoint is lost; {go_on}", 130)
         return _say("\nended before there was anything to save", 130)
     return 0
-
-
-def _again(command: list[str]) -> list[str]:
-    """Returns the command that continues this one. Options may be abbreviated."""
-    kept = [word for word in command if not (len(word) > 3 and "--overwrite".startswith(word))]
-    resumes = any(len(word) > 4 and "--resume".startswith(word) for word in kept)
-    return kept if resumes else [*kept, "--resume"]
 
 
 def _run(each: Plan, interrupted: list[bool]) -> bool:
@@ -237,31 +234,6 @@ def _lines(each: Plan) -> Callable[[int, str], None]:
             print(f"{each.label}: {second / 60:.1f} of {each.seconds / 60:.1f} min{note}", file=sys.stderr, flush=True)
 
     return tell
-
-
-@contextmanager
-def _interrupted() -> Iterator[list[bool]]:
-    """Records the first Ctrl-C or SIGTERM, so that the run can stop at a point where it can be resumed; the second one
-    ends it at once."""
-    seen = [False]
-
-    def remember(_number: int, _frame: object) -> None:
-        if seen[0]:
-            raise KeyboardInterrupt
-        seen[0] = True
-
-    before = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, remember)
-    except ValueError:  # not in the main thread: the caller gets the signal
-        yield seen
-        return
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(plans: list[Plan], folder: Path, wanted: bool) -> None:

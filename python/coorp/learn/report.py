@@ -17,6 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from coorp.learn.outcome import Outcome
 
@@ -54,8 +55,7 @@ def write(folder: Path, outcomes: list[Outcome]) -> Path:
     if any(outcome.history.epochs_s for outcome in outcomes):
         figures["epochs"] = _epochs(outcomes)
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight", metadata={"Software": None})
-        plt.close(figure)
+        _save(figure, folder / f"{name}.png")
     page = folder / "report.html"
     page.write_text(_page(folder, outcomes, list(figures)), encoding="utf-8")
     return page
@@ -65,26 +65,44 @@ def _colour(outcome: Outcome) -> str | None:
     return COLOURS.get(outcome.policy)
 
 
-def _smoothed(outcome: Outcome) -> tuple[list[float], list[float]]:
-    """Returns minutes, and the reward per robot and second over the last `SMOOTH_S` seconds."""
+def _smoothed(outcome: Outcome, smooth_s: int) -> tuple[list[float], list[float]]:
+    """Returns minutes, and the reward per robot and second over the `smooth_s` seconds around them."""
     times, totals = outcome.history.t_s, outcome.history.reward
-    back = min(SMOOTH_S, max(1, len(times) // 3))
-    minutes = [t / 60 for t in times[back:]]
-    spans = zip(times[:-back], times[back:], totals[:-back], totals[back:], strict=True)
+    back = min(smooth_s, max(1, len(times) // 3))
+    spans = list(zip(times[:-back], times[back:], totals[:-back], totals[back:], strict=True))
+    minutes = [(start + end) / 120 for start, end, _, _ in spans]
     return minutes, [(b - a) / ((end - start) * outcome.robots) for start, end, a, b in spans]
 
 
-def _reward(outcomes: list[Outcome]) -> Figure:
+def write_reward(path: Path, outcomes: list[Outcome], smooth_s: int = SMOOTH_S) -> None:
+    """Draws the reward over virtual time, averaged over `smooth_s`: of several seeds, the mean with its standard
+    error."""
+    _save(_reward(outcomes, smooth_s), path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
+
+def _reward(outcomes: list[Outcome], smooth_s: int = SMOOTH_S) -> Figure:
     paradigms = list(dict.fromkeys(outcome.sync for outcome in outcomes))
     figure, axes = plt.subplots(1, len(paradigms), figsize=(5.5 * len(paradigms), 3.8), sharey=True, squeeze=False)
     for panel, paradigm in zip(axes[0], paradigms, strict=True):
-        for outcome in (outcome for outcome in outcomes if outcome.sync == paradigm):
-            panel.plot(*_smoothed(outcome), label=outcome.policy, color=_colour(outcome), linewidth=1.4)
+        shown = [outcome for outcome in outcomes if outcome.sync == paradigm]
+        for policy in dict.fromkeys(outcome.policy for outcome in shown):
+            seeds = [_smoothed(outcome, smooth_s) for outcome in shown if outcome.policy == policy]
+            minutes, rewards = seeds[0][0], np.array([reward for _, reward in seeds])
+            mean, colour = rewards.mean(axis=0), COLOURS.get(policy)
+            panel.plot(minutes, mean, label=policy, color=colour, linewidth=1.4)
+            if len(seeds) > 1:
+                error = rewards.std(axis=0, ddof=1) / math.sqrt(len(seeds))
+                panel.fill_between(minutes, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
         panel.set_title("no learning" if paradigm == "none" else paradigm.upper())
         panel.set_xlabel("virtual time, minutes")
         panel.grid(alpha=0.3)
         panel.legend()
-    axes[0][0].set_ylabel(f"reward per robot and second,\nover {SMOOTH_S} s")
+    axes[0][0].set_ylabel(f"reward per robot and second,\nover {smooth_s} s")
     return figure
 
 
@@ -135,7 +153,7 @@ def _collisions(outcomes: list[Outcome]) -> Figure:
 def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     titles = {"reward": "Reward", "collisions": "Collisions and late loops", "epochs": "Time per epoch"}
     notes = {
-        "reward": f"Per robot and second of virtual time, mean over the last {SMOOTH_S} s.",
+        "reward": f"Per robot and second of virtual time, mean over {SMOOTH_S} s.",
         "collisions": "Bars are 95 % confidence intervals of this one run: Poisson for collisions, Wilson for loops.",
         "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca if it ran.",
     }

@@ -102,7 +102,7 @@ class Plan:
     def run(self, watch: Callable[[int, str], bool]) -> bool:
         """Drives and learns to the end, or until `watch` returns False; `watch` gets each second and a note. Returns
         whether it reached the end. The state at that point is saved."""
-        if self.resume and self._is_done():
+        if self.resume and self.is_done():
             return True
         # The network is too small for several cores; the simulator uses the other one.
         torch.set_num_threads(1)
@@ -144,7 +144,7 @@ class Plan:
                 f"{self.folder} has {', '.join(left)} of an earlier run; give --resume to continue it, "
                 "another --out, or --overwrite to delete it"
             )
-        if self._is_done():
+        if self.is_done():
             if self.mcap and not any(name.endswith(".mcap") for name in left):
                 raise Mend(
                     f"the run in {self.folder} is finished and was not recorded; omit --mcap, "
@@ -157,6 +157,12 @@ class Plan:
                 f"{self.folder} has the outcome of another run and no checkpoint to resume; "
                 "give another --out, or --overwrite instead of --resume to start again"
             )
+
+    def make_folder(self, *, overwrite: bool = False) -> None:
+        """Makes the folder of this run, without an earlier one's files if that is to be overwritten."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            self._clear()
 
     def _left(self) -> list[str]:
         """Returns the files of an earlier run that this one would write."""
@@ -253,7 +259,7 @@ class Plan:
         except (KeyError, ValueError, TypeError, AssertionError, RuntimeError) as problem:
             raise CheckpointError(f"{self._checkpoint} does not fit this run ({problem}); give {ANEW}") from problem
 
-    def _is_done(self) -> bool:
+    def is_done(self) -> bool:
         """Returns whether this exact run already has an outcome."""
         try:
             content = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
@@ -284,7 +290,19 @@ class Plan:
 
 
 def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, folder: Path) -> list[Plan]:
-    """Returns the requested runs, each prepared up to its start, so that errors show before the first one runs."""
+    """Returns the requested runs, and makes their folders, so that errors show before the first one runs."""
+    plans = prepare(options, policies, paradigms, folder)
+    if options.resume and not any(each.folder.exists() for each in plans):
+        raise CheckpointError(f"there is nothing in {folder} to resume; omit --resume, or give another --out")
+    for each in plans:
+        each.check_folder(overwrite=options.overwrite)
+    for each in plans:
+        each.make_folder()
+    return plans
+
+
+def prepare(options: Namespace, policies: list[str], paradigms: list[str] | None, folder: Path) -> list[Plan]:
+    """Returns the runs of one team and seed, each prepared up to its start."""
     if NO_CONTROL in policies:
         raise Mend(f"under {NO_CONTROL} there is no control loop, so no robot drives; remove it from --policy")
     team = coorp.check(options.team)
@@ -318,12 +336,6 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
         _check_batch(options.team, learning.batch_loops, len(team.robots))
     if options.mcap:
         _check_names(options.team, team.robots)
-    if options.resume and not any(each.folder.exists() for each in plans):
-        raise CheckpointError(f"there is nothing in {folder} to resume; omit --resume, or give another --out")
-    for each in plans:
-        each.check_folder(overwrite=options.overwrite)
-    for each in plans:
-        each.folder.mkdir(parents=True, exist_ok=True)
     return plans
 
 
