@@ -14,6 +14,7 @@ mod live;
 mod local;
 mod motion;
 mod placement;
+mod planner;
 mod raster;
 #[cfg(target_os = "linux")]
 mod reactor;
@@ -57,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(header::check_header, module)?)?;
     module.add_function(wrap_pyfunction!(placement::placement_entries, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
+    module.add_class::<planner::Planner>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
     Ok(())
 }
