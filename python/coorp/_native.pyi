@@ -582,6 +582,13 @@ def perceive(
     """Returns images (n, 64, 64, 3) and vectors (n, 9 + 5 k) of all robots, or of robot `only`. Needs the radii of a
     robot and a goal, the number k of obstacles to measure, and the distance up to which that is possible."""
 
+def surroundings(
+    vectors: npt.NDArray[np.float32], limits: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Returns what the driver of `coorp.learn` reads: each robot (teams, n, 17), the objects around it (teams, n, m,
+    28), and which of these are there. Needs the robots' vectors (teams, n, 9 + 5 k) and the teams' limits (teams, 6):
+    full speed and turn, width, height, a robot's radius, and how near to walls obstacles come."""
+
 @final
 class Planner:
     """The search of `coorp.envs.Planner`, with the parameters of a `coorp.envs.Task`."""

@@ -20,6 +20,7 @@ mod raster;
 mod reactor;
 mod result;
 mod session;
+mod surroundings;
 mod team;
 
 use std::ffi::OsString;
@@ -60,5 +61,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<motion::NavigationDynamics>()?;
     module.add_class::<planner::Planner>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
+    module.add_function(wrap_pyfunction!(surroundings::surroundings, module)?)?;
     Ok(())
 }
