@@ -274,11 +274,10 @@ impl Planner {
     /// Returns where an obstacle is expected after `time_m`: straight ahead, but not beyond the border at which it turns.
     fn expected(&self, it: &Obstacle, time_m: f64) -> [f64; 2] {
         let border = self.task.clearance_m;
-        let size = [self.task.width_m, self.task.height_m];
         let mut time_s = time_m / self.task.max_speed_mps;
-        for axis in 0..2 {
+        for (axis, size) in [self.task.width_m, self.task.height_m].into_iter().enumerate() {
             let (at, speed) = (it.position[axis], it.velocity[axis]);
-            let edge = if speed > 0.0 { size[axis] - border } else { border };
+            let edge = if speed > 0.0 { size - border } else { border };
             if speed != 0.0 {
                 time_s = time_s.min(((edge - at) / speed).max(0.0));
             }
