@@ -165,8 +165,10 @@ def run(job: Job) -> Sums:
 
 def film(path: Path, seconds: int) -> None:
     """Draws the driver in `unknown` at the goal's speed."""
+    import torch
     from PIL import Image
 
+    torch.set_num_threads(1)
     env = make_env("unknown", GOAL_MPS, 1)
     frames: list[Image.Image] = []
 

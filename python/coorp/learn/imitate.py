@@ -1,7 +1,7 @@
 """Trains the driver: it imitates `coorp.envs.Planner`, which sees everything, in the states that its own driving leads
 to (DAgger: Ross, Gordon and Bagnell, AISTATS 2011).
 
-    python -m coorp.learn.imitate [--rounds 200] [--seed 1] [--out FILE]
+    python -m coorp.learn.imitate [--rounds 100] [--seed 1] [--out FILE]
 
 Teams drive in parallel, in both levels and at several paces. In each loop, the planner says what each of its arcs would
 cost, as seen from when the command will take effect. The driver learns from all loops so far. It is charged what its
@@ -207,7 +207,7 @@ class Imitation:
 def main() -> int:
     """Runs the command."""
     parser = argparse.ArgumentParser(description="Train the driver to imitate the planner.")
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=DRIVER)
     options = parser.parse_args()
