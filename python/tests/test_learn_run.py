@@ -634,6 +634,10 @@ def test_the_shipped_policy_knows_the_easier_environment() -> None:
     assert tally.arrivals.sum() > 1.5 * (tally.collisions.sum() + tally.timeouts.sum())
 
 
+def test_the_default_speed_is_the_default_tasks() -> None:
+    assert _parser().parse_args(["team.toml"]).speed == fit.SPEED_MPS == Task().max_speed_mps
+
+
 def test_the_shipped_driver_drives() -> None:
     assert fit.DRIVER.stat().st_size < 2_000_000
     task = Task.at(1.5)

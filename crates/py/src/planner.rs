@@ -1,4 +1,5 @@
-//! A planner for the robots of `coorp.envs.Navigation` that sees everything: the expert that `coorp.learn.imitate` imitates.
+//! A planner for the robots of `coorp.envs.Navigation` that sees everything: the expert that `coorp.learn.imitate`
+//! imitates.
 //!
 //! It searches over two arcs for each robot: one of the given choices for `FIRST` steps, then one of `LATER`. This is a
 //! dynamic window (Fox, Burgard and Thrun, 1997) that looks on past its first command, so that a first arc counts as
@@ -9,8 +10,8 @@
 //! to where an obstacle will be, even if they would not touch. Obstacles stay within the task's clearance of the walls:
 //! one that reaches this border is about to turn, and is expected to be there until then.
 //!
-//! Lengths are metres; times are path lengths at full speed, so the same numbers fit every pace. Left out: the acceleration
-//! that a real robot needs, and when obstacles will turn, which the environment knows.
+//! Lengths are metres; times are path lengths at full speed, so the same numbers fit every pace. Left out: the
+//! acceleration that a real robot needs, and when obstacles will turn, which the environment knows.
 
 use std::f64::consts::PI;
 
@@ -271,7 +272,8 @@ impl Planner {
         }
     }
 
-    /// Returns where an obstacle is expected after `time_m`: straight ahead, but not beyond the border at which it turns.
+    /// Returns where an obstacle is expected after `time_m`: straight ahead, but not beyond the border at which it
+    /// turns.
     fn expected(&self, it: &Obstacle, time_m: f64) -> [f64; 2] {
         let border = self.task.clearance_m;
         let mut time_s = time_m / self.task.max_speed_mps;

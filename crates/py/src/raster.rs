@@ -49,9 +49,10 @@ type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
 /// A point or direction in an image: columns to the right, rows downwards, in pixels from the top left.
 type Pixel = [f32; 2];
 
-/// Returns every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9 + 5 k) float32. A robot
-/// that has ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal. `nearby` is the number k of
-/// nearest obstacles to measure, and the distance up to which that is possible; zeros stand for missing ones.
+/// Returns every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9 + 5 k) float32. A
+/// robot that has ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal. `nearby` is the
+/// number k of nearest obstacles to measure, and the distance up to which that is possible; zeros stand for missing
+/// ones.
 #[pyfunction]
 #[pyo3(signature = (robots, status, obstacles, size_m, radii_m, nearby, only=None))]
 #[expect(

@@ -1,12 +1,14 @@
-//! What the driver of `coorp.learn` reads: each robot and the objects around it, as numbers that a small network can use.
+//! What the driver of `coorp.learn` reads: each robot and the objects around it, as numbers that a small network can
+//! use.
 //!
-//! The input is what the leader has: the robots' vectors with their measured obstacles (`raster`). The objects are the other
-//! robots, from their own vectors; the obstacles, as measured; and the nearest point of each wall. Each is described in
-//! the robot's own frame, with what follows if it and the robot keep their velocities: when they are nearest, how near,
-//! and whether and when they touch. Times are path lengths at full speed and speeds are shares of it, so that all paces
-//! look the same; full speed itself is one of the numbers.
+//! The input is what the leader has: the robots' vectors with their measured obstacles (`raster`). The objects are the
+//! other robots, from their own vectors; the obstacles, as measured; and the nearest point of each wall. Each is
+//! described in the robot's own frame, with what follows if it and the robot keep their velocities: when they are
+//! nearest, how near, and whether and when they touch. Times are path lengths at full speed and speeds are shares of
+//! it, so that all paces look the same; full speed itself is one of the numbers.
 //!
-//! It is compiled because it is some hundred small formulas for each object: microseconds here, a millisecond in PyTorch.
+//! It is compiled because it is some hundred small formulas for each object: microseconds here, a millisecond in
+//! PyTorch.
 
 use numpy::{PyArray3, PyArray4, PyArrayMethods, PyReadonlyArray2, PyReadonlyArray3, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -28,9 +30,9 @@ type Inputs<'py> = (
     Bound<'py, PyArray3<f32>>,
 );
 
-/// Returns, for vectors (teams, n, 9 + 5 k) and limits (teams, 6): each robot (teams, n, 17), the objects around it (teams,
-/// n, n - 1 + k + 4, 28), and which of these are there, as 0 or 1. Limits are full speed and turn, the world's width and
-/// height, a robot's radius, and how near to walls obstacles come.
+/// Returns, for vectors (teams, n, 9 + 5 k) and limits (teams, 6): each robot (teams, n, 17), the objects around it
+/// (teams, n, n - 1 + k + 4, 28), and which of these are there, as 0 or 1. Limits are full speed and turn, the world's
+/// width and height, a robot's radius, and how near to walls obstacles come.
 #[pyfunction]
 pub fn surroundings<'py>(
     py: Python<'py>,
