@@ -576,10 +576,32 @@ def perceive(
     obstacles: npt.NDArray[np.float64],
     size_m: Sequence[float],
     radii_m: Sequence[float],
+    nearby: tuple[int, float],
     only: int | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Returns images (n, 64, 64, 3) and vectors (n, 9) of all robots, or of robot `only`. Needs the radii of a robot
-    and a goal."""
+    """Returns images (n, 64, 64, 3) and vectors (n, 9 + 5 k) of all robots, or of robot `only`. Needs the radii of a
+    robot and a goal, the number k of obstacles to measure, and the distance up to which that is possible."""
+
+def surroundings(
+    vectors: npt.NDArray[np.float32], limits: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Returns what the driver of `coorp.learn` reads: each robot (teams, n, 17), the objects around it (teams, n, m,
+    28), and which of these are there. Needs the robots' vectors (teams, n, 9 + 5 k) and the teams' limits (teams, 6):
+    full speed and turn, width, height, a robot's radius, and how near to walls obstacles come."""
+
+@final
+class Planner:
+    """The search of `coorp.envs.Planner`, with the parameters of a `coorp.envs.Task`."""
+
+    def __init__(self, task: object, choices: npt.NDArray[np.float64]) -> None: ...
+    def plan(
+        self,
+        robots: npt.NDArray[np.float64],
+        status: npt.NDArray[np.uint8],
+        obstacles: npt.NDArray[np.float64],
+        lead_s: float,
+    ) -> npt.NDArray[np.float64]:
+        """Returns the cost of each first arc for each robot, (n, k): path lengths at full speed."""
 
 # Payloads between the processes of one robot. Private, for `coorp.reactor`. Every class may be used from any
 # thread. Blocking calls release the GIL, and Ctrl-C interrupts them within 100 ms.

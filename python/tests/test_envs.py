@@ -15,7 +15,18 @@ pytest.importorskip("pettingzoo", reason="the extra `learn` is not installed")
 
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from coorp.envs import DRIVING, LEVELS, VECTOR_FIELDS, Ending, Level, Navigation, Task
+from coorp.envs import (
+    ARCS,
+    DRIVING,
+    LEVELS,
+    NEARBY_FIELDS,
+    VECTOR_FIELDS,
+    Ending,
+    Level,
+    Navigation,
+    Planner,
+    Task,
+)
 from coorp.envs.navigation import Backend
 
 Floats = npt.NDArray[np.float64]
@@ -27,15 +38,7 @@ BACKENDS = [
 ]
 
 
-CODE = Task(
-    max_speed_mps=1.5,
-    max_turn_radps=1.5,
-    episode_s=15.0,
-    horizon_s=5.0,
-    wall_horizon_s=1.0,
-    softening_s=0.2,
-    shaping_step_s=0.1,
-)
+CODE = Task.at(1.5)
 """The world at `code`'s pace, so that the expectations below use `code`'s numbers."""
 
 
@@ -56,14 +59,16 @@ def arranged(
     obstacles: list[tuple[float, ...]],
     task: Task = CODE,
     backend: Backend = "native",
+    nearby: int = 0,
 ) -> Navigation:
     """Places robots at (x, y, heading, goal x, goal y), and obstacles at (x, y, vx, vy) that always move straight
     ahead."""
-    env = Navigation(Level(obstacles=len(obstacles)), robots=len(robots), task=task, backend=backend)
+    level = Level(obstacles=len(obstacles))
+    env = Navigation(level, robots=len(robots), task=task, backend=backend, nearby=nearby)
     env.reset(seed=0)
     state = env.get_state()
     for row, (x, y, heading, goal_x, goal_y) in zip(state["arrays"]["robots"], robots, strict=True):
-        row[:] = (x, y, heading, 0, 0, goal_x, goal_y, 0)
+        row[:] = (x, y, heading, 0, 0, goal_x, goal_y, 0, 0, 0)
     for row, values in zip(state["arrays"]["obstacles"], obstacles, strict=True):
         row[:4] = values
     state["arrays"]["obstacle_turns"][:] = np.iinfo(np.int64).max
@@ -245,6 +250,68 @@ def test_the_clock_runs_out() -> None:
     assert env.tally().driven_s.tolist() == [2.0]
 
 
+def test_a_pace_changes_speeds_and_times() -> None:
+    assert Task(
+        max_speed_mps=1.5,
+        max_turn_radps=1.5,
+        episode_s=15.0,
+        horizon_s=5.0,
+        wall_horizon_s=1.0,
+        softening_s=0.2,
+        shaping_step_s=0.1,
+    ) == Task.at(1.5)
+    assert Task.at(4.5) == Task()
+    assert Navigation("unknown").level == LEVELS["unknown"]
+    assert Navigation("unknown", task=CODE).level.obstacle_speed_mps == pytest.approx((0.4, 0.8))
+    own = Level(obstacle_speed_mps=(0.1, 0.2))
+    assert Navigation(own, task=CODE).level == own
+    for speed_mps in (0.0, math.nan, -1.0):
+        with pytest.raises(ValueError, match="full speed"):
+            Task.at(speed_mps)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_near_misses_are_what_they_are_said_to_be(backend: Backend) -> None:
+    # An obstacle at rest, 1 m from edge to edge; a wall, 0.8 m from the edge, after a turn.
+    env = arranged([(2, 5, 0, 9, 9)], [(3.4, 5, 0, 0)], backend=backend)
+    counted = []
+    for velocity, seconds in [
+        ((1.0, 0.0), 0.45),  # 0.55 s left
+        ((1.0, 0.0), 0.1),  # 0.45 s left
+        ((0.3, 0.0), 0.1),  # 1.4 s left: over
+        ((1.0, 0.0), 0.02),  # 0.4 s left: another one
+        ((0.7, 0.0), 0.02),  # 0.6 s left: still the same
+        ((1.0, 0.0), 0.02),
+        ((0.0, 0.0), 0.02),  # no collision is expected
+        ((1.0, 0.0), 1.0),  # the third ends at the obstacle
+    ]:
+        env.set_velocity(0, velocity)
+        env.advance(seconds)
+        counted.append(int(env.tally().near_misses[0]))
+    assert counted == [0, 1, 1, 2, 2, 2, 2, 3]
+    assert env.tally().collisions.tolist() == [1]
+    env = alone(9.0, 5.0, 0.0, backend=backend)
+    env.set_velocity(0, (1.5, 0.0))
+    env.advance(0.02)
+    assert env.tally().near_misses.tolist() == [0], "0.53 s left"
+    env.advance(0.1)
+    assert env.tally().near_misses.tolist() == [1]
+
+
+def test_success_and_time_to_goal_count_what_ended() -> None:
+    # One arrives after 1.2 s, one hits a wall, one stands still.
+    robots = [(2.0, 5.0, 0.0, 4.0, 5.0), (9, 2, 0, 1, 1), (5, 8, 0, 9, 9)]
+    env = arranged(robots, [], replace(CODE, episode_s=3.0))
+    assert math.isnan(env.tally().success) and math.isnan(env.tally().mean_to_goal_s)
+    for robot in range(2):
+        env.set_velocity(robot, (1.5, 0.0))
+    env.advance(4.0)
+    tally = env.tally()
+    assert tally.success == pytest.approx(1 / 3)
+    assert tally.mean_to_goal_s == pytest.approx(1.2, abs=0.0011)
+    assert tally.to_goal_s[1:].tolist() == [0.0, 0.0]
+
+
 def test_risk_costs_by_the_expected_collision_time() -> None:
     # Both 0.2 m in radius and 0.1 m of margin: 2.5 m between them, closing at 1.5 m/s.
     env = arranged([(2, 5, 0, 9, 5)], [(5.0, 5, -0.5, 0)])
@@ -362,6 +429,7 @@ def test_the_compiled_dynamics_is_the_reference() -> None:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=0, atol=1e-9, err_msg=name)
     assert (native.take_events() == reference.take_events()).all()
     assert native.tally().collisions.sum() > 10
+    assert native.tally().near_misses.sum() > 10
 
 
 @pytest.mark.parametrize(("level", "seed"), [("known", 2), ("known", 3), ("unknown", 2)])
@@ -387,6 +455,7 @@ def test_irsim_agrees_over_whole_episodes(level: str, seed: int) -> None:
     mine, theirs = (sorted((r, e, t) for t, r, e in env.take_events().tolist()) for env in (ours, irsim))
     assert len(mine) == 5
     assert [it[:2] for it in mine] == [it[:2] for it in theirs]
+    assert ours.tally().near_misses.tolist() == irsim.tally().near_misses.tolist()
     # IR-SIM's discs have 64 corners and are a quarter of a millimetre short between them: a tick, rarely two.
     assert [it[2] for it in mine] == pytest.approx([it[2] for it in theirs], abs=2e6)
 
@@ -457,6 +526,93 @@ def test_a_robot_sees_in_its_own_frame() -> None:
         assert image[21:23, 31:33, 0].min() == 255 and image[:, :, 0].sum() == image[18:26, 28:36, 0].sum()
         assert image[31:33, 11:13, 2].min() == 255
         assert image[:, 34:, 2].max() == 0
+
+
+def test_measured_obstacles_are_the_nearest_in_the_robots_own_frame() -> None:
+    # 1 m ahead and 2 m to the left of a robot, whichever way it faces; the third is out of reach.
+    for heading in (0.0, 1.0, -2.5):
+        ahead = np.array([math.cos(heading), math.sin(heading)])
+        left = np.array([-math.sin(heading), math.cos(heading)])
+        here = np.array([5.0, 5.0])
+        places = [here + 2 * left, here + ahead, here + 4.1 * ahead]
+        velocities = [0.3 * left, 0.5 * ahead - 0.2 * left, 0 * ahead]
+        obstacles = [(*at, *velocity) for at, velocity in zip(places, velocities, strict=True)]
+        env = arranged([(*here, heading, 9, 9)], obstacles, nearby=3)
+        [measured] = env.observe()[1][:, len(VECTOR_FIELDS) :]
+        expected = [[1, 0, 0.5, -0.2, 0.2], [0, 2, 0, 0.3, 0.2], [0] * 5]
+        np.testing.assert_allclose(measured.reshape(3, len(NEARBY_FIELDS)), expected, atol=1e-6)
+    few = arranged([(*here, heading, 9, 9)], obstacles, nearby=1)
+    np.testing.assert_allclose(few.observe()[1][0, len(VECTOR_FIELDS) :], expected[0], atol=1e-6)
+
+
+def test_measured_obstacles_are_in_the_observation() -> None:
+    env = Navigation("unknown", nearby=8)
+    observations, _ = env.reset(seed=3)
+    for agent, observation in observations.items():
+        assert env.observation_space(agent).contains(observation)
+        assert observation["nearby"].shape == (8, len(NEARBY_FIELDS))
+        assert (observation["nearby"][:, 4] > 0).any()
+    parallel_api_test(env, num_cycles=50)
+    with pytest.raises(ValueError, match="nearby is -1"):
+        Navigation(nearby=-1)
+
+
+# The planner
+
+
+def follow(env: Navigation, seconds: float, delay_s: float = 0.031) -> None:
+    """Drives as the planner says, thirty times a second, after a delay."""
+    planner = Planner(env.task)
+    for loop in range(round(seconds * 30)):
+        chosen = planner.velocities(env, delay_s)
+        env.advance_to(loop / 30 + delay_s)
+        for robot, velocity in enumerate(chosen):
+            env.set_velocity(robot, velocity)
+        env.advance_to((loop + 1) / 30)
+
+
+@pytest.mark.parametrize("level", list(LEVELS))
+def test_the_planner_drives(level: str) -> None:
+    env = Navigation(level, task=CODE, endless=True)
+    env.reset(seed=1)
+    follow(env, 60)
+    assert env.tally().success > 0.95
+    assert env.tally().arrivals.sum() > 40
+
+
+def test_the_planner_evades_what_comes() -> None:
+    # An obstacle comes head on, and one crosses; straight on would hit the first after 2.4 s.
+    env = arranged([(1, 5, 0, 9, 5)], [(6.5, 5, -0.8, 0), (5, 3, 0, 0.5)])
+    follow(env, 8)
+    assert env.take_events()["ending"].tolist() == [Ending.ARRIVED]
+    assert env.tally().near_misses.tolist() == [0]
+
+
+def test_robots_that_meet_make_way() -> None:
+    env = arranged([(1, 5, 0, 9, 5), (9, 5, math.pi, 1, 5), (5, 1, math.pi / 2, 5, 9), (5, 9, -math.pi / 2, 5, 1)], [])
+    follow(env, 14)
+    assert env.take_events()["ending"].tolist() == [Ending.ARRIVED] * 4
+
+
+def test_the_planner_plans_from_where_the_command_takes_effect() -> None:
+    env = arranged([(2, 5, 0.3, 9, 5)], [(4, 5, -0.5, 0)])
+    env.set_velocity(0, (1.5, 1.0))
+    early = Planner(CODE).costs(env, 0.2)
+    env.advance(0.2)
+    late = Planner(CODE).costs(env)
+    assert early.shape == late.shape == (1, len(ARCS))
+    np.testing.assert_allclose(early, late, atol=0.05)
+    assert np.ptp(late) > 1.0
+
+
+def test_the_planner_leaves_out_who_has_ended() -> None:
+    # One has crashed where the other has to pass.
+    env = arranged([(2, 5, 0, 9, 5), (9.5, 2, 0, 1, 1)], [])
+    env.set_velocity(1, (1.5, 0.0))
+    env.advance(0.5)
+    assert env.status.tolist() == [DRIVING, Ending.HIT_WALL]
+    costs = Planner(CODE).costs(env)
+    assert (costs[1] == 0).all() and (costs[0] > 0).all()
 
 
 # Checkpoints

@@ -20,10 +20,11 @@ for needed in ("torch", "pettingzoo", "matplotlib"):
 import torch  # noqa: E402
 
 import coorp  # noqa: E402
-from coorp.envs import Navigation  # noqa: E402
+from coorp.envs import Navigation, Task  # noqa: E402
 from coorp.learn import checkpoint, fit, ppo  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
+from coorp.learn.driver import NEARBY  # noqa: E402
 from coorp.learn.learner import Learner  # noqa: E402
 from coorp.learn.main import _about_disk, _parser, main  # noqa: E402
 from coorp.learn.network import Network, flat  # noqa: E402
@@ -132,6 +133,11 @@ def cosim(team: Path, watcher: Watcher | None = None, *, learns: bool = True, sy
     return Cosim(session, env, control, learner, 1, [] if watcher is None else [watcher])
 
 
+def control(run: Cosim) -> Network:
+    assert isinstance(run.control, Network)
+    return run.control
+
+
 def test_robots_drive_by_the_command_that_reached_them_last(team: Path) -> None:
     watcher = Watcher()
     run = cosim(team, watcher, learns=False)
@@ -149,10 +155,10 @@ def test_robots_drive_by_the_command_that_reached_them_last(team: Path) -> None:
 def test_learning_changes_the_control_model_when_an_epoch_ends_only(team: Path) -> None:
     run = cosim(team)
     changes: list[float] = []
-    before = flat(run.control)
+    before = flat(control(run))
     for second in range(1, 7):
         run.run(second)
-        after = flat(run.control)
+        after = flat(control(run))
         if not torch.equal(before, after):
             changes.append(second)
         before = after
@@ -172,12 +178,12 @@ def test_an_epoch_of_the_team_is_one_of_plain_ppo(team: Path) -> None:
 
     def keep(got: Transitions | None) -> None:
         assert got is not None
-        batches.append(ppo.prepare(run.control, got, learner.hyper))
+        batches.append(ppo.prepare(control(run), got, learner.hyper))
         on_batch_full(got)
 
     learner.on_batch_full = keep
-    start = flat(run.control)
-    network = copy.deepcopy(run.control)
+    start = flat(control(run))
+    network = copy.deepcopy(control(run))
     run.run(2)
     assert len(run.history.epochs_s) == 1
     optimisers = [Optimiser(start, learner.hyper) for _ in range(3)]
@@ -185,8 +191,8 @@ def test_an_epoch_of_the_team_is_one_of_plain_ppo(team: Path) -> None:
     for _ in range(2):
         updates = [of.update(network, model, batches[0].part(robot, 3)) for robot, of in enumerate(optimisers)]
         model += torch.stack(updates).mean(0)
-    assert not torch.equal(flat(run.control), start)
-    assert torch.equal(flat(run.control), model)
+    assert not torch.equal(flat(control(run)), start)
+    assert torch.equal(flat(control(run)), model)
 
 
 def test_what_is_learnt_does_not_change_when_things_happen(team: Path) -> None:
@@ -326,6 +332,8 @@ def test_the_command_writes_report_and_figures(
         (["--sync", "asp", "--staleness", "2"], "only to ssp"),
         (["--minutes", "0"], "not a number of minutes from"),
         (["--minutes", "nan"], "not a number of minutes from"),
+        (["--speed", "0"], "not a number of metres per second from 0.1 to 20"),
+        (["--model", "driver"], "does not learn; add --frozen to drive with it"),
         (["--seed", "-1"], "not a whole number"),
         (["--resume"], "nothing in"),
         (["--model", "/nowhere/model.pt"], "no file /nowhere/model.pt"),
@@ -626,6 +634,38 @@ def test_the_shipped_policy_knows_the_easier_environment() -> None:
     assert tally.arrivals.sum() > 1.5 * (tally.collisions.sum() + tally.timeouts.sum())
 
 
+def test_the_default_speed_is_the_default_tasks() -> None:
+    assert _parser().parse_args(["team.toml"]).speed == fit.SPEED_MPS == Task().max_speed_mps
+
+
+def test_the_shipped_driver_drives() -> None:
+    assert fit.DRIVER.stat().st_size < 2_000_000
+    task = Task.at(1.5)
+    driver = fit.load(fit.DRIVER, task)
+    env = Navigation("unknown", task=task, endless=True, nearby=NEARBY)
+    env.reset(seed=11)
+    for step in range(1, 120 * 30):
+        for robot, velocity in enumerate(fit.velocities(driver.act(*env.observe()), task)):
+            env.set_velocity(robot, velocity)
+        env.advance_to(step / 30)
+    assert env.tally().success > 0.9
+    assert env.tally().arrivals.sum() > 80
+
+
+def test_the_command_drives_the_driver(team: Path, model: Path, tmp_path: Path) -> None:
+    out = ["--minutes", "0.5", "--frozen", "--no-gif", "--no-report", "--out", str(tmp_path)]
+    results = {}
+    for speed, weights in (("1.5", "driver"), ("3", "driver"), ("1.5", str(model))):
+        assert main([str(team), "--speed", speed, "--model", weights, "--overwrite", *out]) == 0
+        results[speed, weights] = Outcome.load(tmp_path / "small-seed1" / "coorp-bsp-frozen" / "outcome.json")
+    slow, fast, other = results.values()
+    assert slow.loops == fast.loops == other.loops, "what robots do does not change when things happen"
+    assert fast.arrivals > 1.5 * slow.arrivals > 5
+    assert slow.success > 0.8 > other.success, "the other one is untrained"
+    assert slow.to_goal_s > 1.5 * fast.to_goal_s
+    assert slow.setting["--speed"] == 1.5
+
+
 def test_the_example_can_be_short() -> None:
     example = Path(__file__).parents[2] / "examples" / "train_navigation.py"
     for minutes in ("0", "0.1"):
@@ -657,7 +697,7 @@ def test_intervals_are_those_of_the_tables() -> None:
 def test_a_short_run_has_a_first_and_a_last_reward(seconds: int) -> None:
     history = History()
     for second in range(1, seconds + 1):
-        history.add(second, -2.0 * second * second, 0, 0)
+        history.add(second, -2.0 * second * second, Navigation(robots=2).tally())
     outcome = Outcome("t", "edca", "bsp", 1, False, 2, seconds / 60, 0, 0.0, 0.0, history)
     first, last = outcome.mean_reward(0, 0.2), outcome.mean_reward(0.8, 1)
     assert first == last == -3.0 if seconds == 2 else first > last

@@ -14,11 +14,13 @@ mod live;
 mod local;
 mod motion;
 mod placement;
+mod planner;
 mod raster;
 #[cfg(target_os = "linux")]
 mod reactor;
 mod result;
 mod session;
+mod surroundings;
 mod team;
 
 use std::ffi::OsString;
@@ -57,6 +59,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(header::check_header, module)?)?;
     module.add_function(wrap_pyfunction!(placement::placement_entries, module)?)?;
     module.add_class::<motion::NavigationDynamics>()?;
+    module.add_class::<planner::Planner>()?;
     module.add_function(wrap_pyfunction!(raster::perceive, module)?)?;
+    module.add_function(wrap_pyfunction!(surroundings::surroundings, module)?)?;
     Ok(())
 }

@@ -12,8 +12,10 @@ use pyo3::prelude::*;
 
 /// The length of a tick; all integration and all checks use this grid.
 const TICK_S: f64 = 1e-3;
-/// The shaped reward is sampled once in this many ticks.
+/// The shaped reward and near misses are sampled once in this many ticks.
 const REWARD_TICKS: u64 = 10;
+/// `coorp.envs.task.NEAR_MISS_S`, which has the definition.
+const NEAR_MISS_S: f64 = 0.5;
 
 /// Values of `status`; the same as `coorp.envs.Ending`.
 pub const DRIVING: u8 = 0;
@@ -51,6 +53,8 @@ pub struct Robot {
     pub turn: f64,
     pub goal: [f64; 2],
     reward: f64,
+    near_misses: f64,
+    is_near: bool,
 }
 
 /// A row of `obstacles`.
@@ -61,7 +65,7 @@ pub struct Obstacle {
 }
 
 impl Robot {
-    pub const COLUMNS: usize = 8;
+    pub const COLUMNS: usize = 10;
 
     pub fn read(row: &[f64]) -> Self {
         Self {
@@ -71,6 +75,8 @@ impl Robot {
             turn: row[4],
             goal: [row[5], row[6]],
             reward: row[7],
+            near_misses: row[8],
+            is_near: row[9] != 0.0,
         }
     }
 
@@ -78,7 +84,7 @@ impl Robot {
     fn write(&self, row: &mut [f64]) {
         row[..2].copy_from_slice(&self.position);
         row[2] = self.heading;
-        row[7] = self.reward;
+        row[7..].copy_from_slice(&[self.reward, self.near_misses, f64::from(u8::from(self.is_near))]);
     }
 
     pub fn velocity(&self) -> [f64; 2] {
@@ -125,7 +131,7 @@ impl NavigationDynamics {
         let count = robots.shape()[0];
         if robots.shape()[1] != Robot::COLUMNS || obstacles.shape()[1] != Obstacle::COLUMNS || status.len() != count {
             return Err(PyValueError::new_err(
-                "robots must be (n, 8), status (n,) and obstacles (m, 5)",
+                "robots must be (n, 10), status (n,) and obstacles (m, 5)",
             ));
         }
         let robot_rows = robots.as_slice_mut()?;
@@ -161,7 +167,7 @@ impl World<'_> {
     fn advance(&mut self, tick: u64, ticks: u64) -> u64 {
         for made in 0..ticks {
             if (tick + made).is_multiple_of(REWARD_TICKS) {
-                self.reward();
+                self.sample();
             }
             self.step();
             if self.end() {
@@ -253,15 +259,24 @@ impl World<'_> {
         ]
     }
 
-    /// Adds a sample of the shaped reward to every driving robot.
-    fn reward(&mut self) {
+    /// Adds a sample of the shaped reward to every driving robot, and counts the near misses that begin.
+    fn sample(&mut self) {
         let share = REWARD_TICKS as f64 * TICK_S / self.task.shaping_step_s;
         for i in (0..self.robots.len())
             .filter(|&i| self.status[i] == DRIVING)
             .collect::<Vec<_>>()
         {
-            let sample = self.shaped(i);
-            self.robots[i].reward += sample * share;
+            let gained = self.shaped(i);
+            let (objects_s, walls_s) = self.collision_s(i, 0.0, f64::INFINITY);
+            let time_s = objects_s.min(walls_s);
+            let robot = &mut self.robots[i];
+            robot.reward += gained * share;
+            if !robot.is_near && time_s < NEAR_MISS_S {
+                robot.near_misses += 1.0;
+                robot.is_near = true;
+            } else if time_s >= 2.0 * NEAR_MISS_S {
+                robot.is_near = false;
+            }
         }
     }
 
@@ -288,16 +303,25 @@ impl World<'_> {
         }
     }
 
-    /// Returns the time until robot `i`'s first collision if all keep their velocities; `None` beyond the horizon.
+    /// Returns the time until robot `i`'s first collision if all keep their velocities; `None` beyond the horizons.
     fn expected_collision_s(&self, i: usize) -> Option<f64> {
+        let (objects_s, walls_s) = self.collision_s(i, self.task.margin_m, self.task.region_m);
+        let objects_s = Some(objects_s).filter(|time_s| *time_s < self.task.horizon_s);
+        let walls_s = Some(walls_s).filter(|time_s| *time_s < self.task.wall_horizon_s);
+        [objects_s, walls_s].into_iter().flatten().reduce(f64::min)
+    }
+
+    /// Returns the times until robot `i`, larger by a margin, touches a robot or obstacle of a region, and a wall, if all
+    /// keep their velocities; infinite if never.
+    fn collision_s(&self, i: usize, margin_m: f64, region_m: f64) -> (f64, f64) {
         let (task, me) = (self.task, &self.robots[i]);
-        let (velocity, reach) = (me.velocity(), task.robot_radius_m + task.margin_m);
-        let mut soonest = f64::INFINITY;
+        let (velocity, reach) = (me.velocity(), task.robot_radius_m + margin_m);
+        let mut objects_s = f64::INFINITY;
         let mut consider = |position: [f64; 2], other: [f64; 2], radius: f64| {
             let apart = [position[0] - me.position[0], position[1] - me.position[1]];
-            if dot(apart, apart) <= task.region_m * task.region_m {
+            if dot(apart, apart) <= region_m * region_m {
                 let closing = [velocity[0] - other[0], velocity[1] - other[1]];
-                soonest = soonest.min(time_to_touch(apart, closing, reach + radius));
+                objects_s = objects_s.min(time_to_touch(apart, closing, reach + radius));
             }
         };
         self.others(i)
@@ -305,18 +329,13 @@ impl World<'_> {
         self.obstacles
             .iter()
             .for_each(|it| consider(it.position, it.velocity, it.radius));
-        let mut soonest = if soonest < task.horizon_s {
-            soonest
-        } else {
-            f64::INFINITY
-        };
-        for (gap, closing) in self.wall_gaps(i).into_iter().filter(|(_, closing)| *closing > 0.0) {
-            let time_s = ((gap - reach) / closing).max(0.0);
-            if time_s < task.wall_horizon_s {
-                soonest = soonest.min(time_s);
-            }
-        }
-        soonest.is_finite().then_some(soonest)
+        let walls_s = self
+            .wall_gaps(i)
+            .into_iter()
+            .filter(|(_, closing)| *closing > 0.0)
+            .map(|(gap, closing)| ((gap - reach) / closing).max(0.0))
+            .fold(f64::INFINITY, f64::min);
+        (objects_s, walls_s)
     }
 }
 

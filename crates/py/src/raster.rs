@@ -23,7 +23,11 @@ const SIDE: usize = 64;
 const CHANNELS: usize = 3;
 const IMAGE_BYTES: usize = SIDE * SIDE * CHANNELS;
 /// x, y, cos and sin of the heading, v, w; distance to the goal, cos and sin of its bearing.
-const VECTOR: usize = 9;
+pub const VECTOR: usize = 9;
+/// Of each measured obstacle: its centre ahead and to the left, its velocity in the same directions, its radius.
+pub const MEASURED: usize = 5;
+/// More cannot be measured; the same as `coorp.envs.navigation.OBSTACLES_MAX`.
+const MEASURED_MAX: usize = 256;
 /// The size of a pixel: 64 pixels show 3.2 m on each side.
 const PIXEL_M: f64 = 0.1;
 /// The centre of the image, in pixels.
@@ -45,10 +49,16 @@ type Perceptions<'py> = (Bound<'py, PyArray4<u8>>, Bound<'py, PyArray2<f32>>);
 /// A point or direction in an image: columns to the right, rows downwards, in pixels from the top left.
 type Pixel = [f32; 2];
 
-/// Returns every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9) float32. A robot
-/// that has ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal.
+/// Returns every robot's image and vector, or those of `only` one: (n, 64, 64, 3) uint8 and (n, 9 + 5 k) float32. A
+/// robot that has ended still sees, but is not seen. `radii_m` are the radii of a robot and a goal. `nearby` is the
+/// number k of nearest obstacles to measure, and the distance up to which that is possible; zeros stand for missing
+/// ones.
 #[pyfunction]
-#[pyo3(signature = (robots, status, obstacles, size_m, radii_m, only=None))]
+#[pyo3(signature = (robots, status, obstacles, size_m, radii_m, nearby, only=None))]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the arrays and numbers of one world, which Python holds"
+)]
 pub fn perceive<'py>(
     py: Python<'py>,
     robots: PyReadonlyArray2<'py, f64>,
@@ -56,6 +66,7 @@ pub fn perceive<'py>(
     obstacles: PyReadonlyArray2<'py, f64>,
     size_m: [f64; 2],
     radii_m: [f64; 2],
+    nearby: (usize, f64),
     only: Option<usize>,
 ) -> PyResult<Perceptions<'py>> {
     let count = robots.shape()[0];
@@ -66,8 +77,13 @@ pub fn perceive<'py>(
     let seeing = only.map_or(0..count, |robot| robot..robot + 1);
     if robots.shape()[1] != Robot::COLUMNS || obstacles.shape()[1] != Obstacle::COLUMNS || status.len() != count {
         return Err(PyValueError::new_err(
-            "robots must be (n, 8), status (n,) and obstacles (m, 5)",
+            "robots must be (n, 10), status (n,) and obstacles (m, 5)",
         ));
+    }
+    let (measured, range_m) = nearby;
+    if measured > MEASURED_MAX {
+        let problem = format!("at most {MEASURED_MAX} obstacles can be measured, not {measured}");
+        return Err(PyValueError::new_err(problem));
     }
     let scene = Scene {
         robots: robots
@@ -86,17 +102,20 @@ pub fn perceive<'py>(
         goal_radius_m: radii_m[1],
     };
     let images = PyArray4::<u8>::zeros(py, [seeing.len(), SIDE, SIDE, CHANNELS], false);
-    let vectors = PyArray2::<f32>::zeros(py, [seeing.len(), VECTOR], false);
+    let numbers = VECTOR + MEASURED * measured;
+    let vectors = PyArray2::<f32>::zeros(py, [seeing.len(), numbers], false);
     {
         let (mut images, mut vectors) = (images.readwrite(), vectors.readwrite());
         let (images, vectors) = (images.as_slice_mut()?, vectors.as_slice_mut()?);
         let each = images
             .chunks_exact_mut(IMAGE_BYTES)
-            .zip(vectors.chunks_exact_mut(VECTOR))
+            .zip(vectors.chunks_exact_mut(numbers))
             .zip(seeing);
         for ((image, vector), i) in each {
             scene.draw(i, &mut Image(image));
-            vector.copy_from_slice(&scene.numbers(i));
+            let (own, objects) = vector.split_at_mut(VECTOR);
+            own.copy_from_slice(&scene.numbers(i));
+            scene.measure(i, range_m, objects);
         }
     }
     Ok((images, vectors))
@@ -130,6 +149,25 @@ impl Scene<'_> {
             bearing.sin(),
         ];
         numbers.map(|number| number as f32)
+    }
+
+    /// Writes the nearest obstacles, nearest first, until `into` is full.
+    fn measure(&self, i: usize, range_m: f64, into: &mut [f32]) {
+        if into.is_empty() {
+            return;
+        }
+        let view = View::of(&self.robots[i]);
+        let away = |it: &&Obstacle| {
+            let [dx, dy] = [it.position[0] - view.position[0], it.position[1] - view.position[1]];
+            dx.hypot(dy)
+        };
+        let mut near: Vec<_> = self.obstacles.iter().filter(|it| away(it) <= range_m).collect();
+        near.sort_by(|a, b| away(a).total_cmp(&away(b)));
+        for (it, row) in near.into_iter().zip(into.chunks_exact_mut(MEASURED)) {
+            let [ahead, left] = view.turned([it.position[0] - view.position[0], it.position[1] - view.position[1]]);
+            let [ahead_mps, left_mps] = view.turned(it.velocity);
+            row.copy_from_slice(&[ahead, left, ahead_mps, left_mps, it.radius].map(|number| number as f32));
+        }
     }
 
     fn draw(&self, i: usize, image: &mut Image<'_>) {
@@ -167,10 +205,13 @@ impl View {
     }
 
     fn pixel(&self, point: [f64; 2]) -> Pixel {
-        let [dx, dy] = [point[0] - self.position[0], point[1] - self.position[1]];
-        let ahead = dx * self.cos + dy * self.sin;
-        let left = dy * self.cos - dx * self.sin;
+        let [ahead, left] = self.turned([point[0] - self.position[0], point[1] - self.position[1]]);
         [MIDDLE - (left / PIXEL_M) as f32, MIDDLE - (ahead / PIXEL_M) as f32]
+    }
+
+    /// Returns how far a direction of the world leads ahead and to the left.
+    fn turned(&self, [x, y]: [f64; 2]) -> [f64; 2] {
+        [x * self.cos + y * self.sin, y * self.cos - x * self.sin]
     }
 
     /// Draws a moving disc with its afterglow.

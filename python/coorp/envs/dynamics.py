@@ -2,8 +2,8 @@
 
 An implementation works only on these three arrays:
 
-- `robots`, (n, 8) float64: x and y in m, heading in rad, speed in m/s, turn in rad/s, the goal's x and y, and the
-  shaped reward so far;
+- `robots`, (n, 10) float64: x and y in m, heading in rad, speed in m/s, turn in rad/s, the goal's x and y, the shaped
+  reward so far, the near misses so far, and 1 during a near miss;
 - `status`, (n,) uint8: 0 while a robot drives, then its `Ending`; ended robots neither move nor obstruct;
 - `obstacles`, (m, 5) float64: x, y, vx, vy, radius.
 
@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coorp.envs.task import DRIVING, REWARD_TICKS, TICK_S, Ending, Task
+from coorp.envs.task import DRIVING, NEAR_MISS_S, REWARD_TICKS, TICK_S, Ending, Task
 
 Floats = npt.NDArray[np.float64]
 Status = npt.NDArray[np.uint8]
@@ -44,7 +44,7 @@ class NumpyDynamics:
     def advance(self, robots: Floats, status: Status, obstacles: Floats, tick: int, ticks: int) -> int:
         for made in range(ticks):
             if (tick + made) % REWARD_TICKS == 0:
-                add_reward(self._task, robots, status, obstacles)
+                sample(self._task, robots, status, obstacles)
             _step(robots, status, obstacles)
             endings = _endings(self._task, robots, status, obstacles)
             if endings.any():
@@ -80,8 +80,14 @@ def _endings(task: Task, robots: Floats, status: Status, obstacles: Floats) -> S
     return endings
 
 
-def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) -> None:
-    """Adds one sample of the shaped reward to every driving robot; `Task` has the formula."""
+def sample(task: Task, robots: Floats, status: Status, obstacles: Floats) -> None:
+    """Adds one sample of the shaped reward to every driving robot, and counts the near misses that begin."""
+    _add_reward(task, robots, status, obstacles)
+    _count_near_misses(task, robots, status, obstacles)
+
+
+def _add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) -> None:
+    """Adds a sample of the shaped reward; `Task` has the formula."""
     driving = status == DRIVING
     velocity = _velocities(robots)
     to_goal = robots[:, 5:7] - robots[:, :2]
@@ -91,17 +97,38 @@ def add_reward(task: Task, robots: Floats, status: Status, obstacles: Floats) ->
     time_s = expected_collision_s(task, robots, status, obstacles)
     risk = task.risk_bonus - task.risk_detour * detour - task.risk_time * task.softening_s / (time_s + task.softening_s)
     free = task.free_bonus - task.free_detour * detour
-    sample = np.where(np.isfinite(time_s), risk, free)
-    robots[driving, 7] += sample[driving] * (REWARD_TICKS * TICK_S / task.shaping_step_s)
+    gained = np.where(np.isfinite(time_s), risk, free)
+    robots[driving, 7] += gained[driving] * (REWARD_TICKS * TICK_S / task.shaping_step_s)
+
+
+def _count_near_misses(task: Task, robots: Floats, status: Status, obstacles: Floats) -> None:
+    """Begins and ends near misses; `NEAR_MISS_S` has the definition."""
+    driving = status == DRIVING
+    objects_s, walls_s = _collision_s(task, robots, status, obstacles, 0.0, np.inf)
+    time_s = np.minimum(objects_s, walls_s)
+    begins = driving & (robots[:, 9] == 0.0) & (time_s < NEAR_MISS_S)
+    robots[begins, 8] += 1.0
+    robots[begins, 9] = 1.0
+    robots[driving & (time_s >= 2 * NEAR_MISS_S), 9] = 0.0
 
 
 def expected_collision_s(task: Task, robots: Floats, status: Status, obstacles: Floats) -> Floats:
-    """Returns the time to each robot's first collision if all keep their velocities; infinite beyond the horizon."""
+    """Returns the time to each robot's first collision if all keep their velocities; infinite beyond the horizons."""
+    objects_s, walls_s = _collision_s(task, robots, status, obstacles, task.margin_m, task.region_m)
+    objects_s = np.where(objects_s < task.horizon_s, objects_s, np.inf)
+    return np.minimum(objects_s, np.where(walls_s < task.wall_horizon_s, walls_s, np.inf))
+
+
+def _collision_s(
+    task: Task, robots: Floats, status: Status, obstacles: Floats, margin_m: float, region_m: float
+) -> tuple[Floats, Floats]:
+    """Returns the times until each robot, larger by a margin, touches a robot or obstacle of a region, and a wall, if
+    all keep their velocities; infinite if never."""
     velocity = _velocities(robots)
     other_xy = np.concatenate([robots[:, :2], obstacles[:, :2]])
     other_velocity = np.concatenate([velocity, obstacles[:, 2:4]])
     reach = np.concatenate([np.full(len(robots), task.robot_radius_m), obstacles[:, 4]])
-    reach = reach + task.robot_radius_m + task.margin_m
+    reach = reach + task.robot_radius_m + margin_m
     there = np.concatenate([status == DRIVING, np.ones(len(obstacles), dtype=bool)])
 
     apart = other_xy[None] - robots[:, None, :2]
@@ -111,17 +138,16 @@ def expected_collision_s(task: Task, robots: Floats, status: Status, obstacles: 
     discriminant = approach * approach - speed2 * free
     with np.errstate(divide="ignore", invalid="ignore"):
         time_s = np.where(free <= 0, 0.0, (approach - np.sqrt(discriminant)) / speed2)
-    meet = (approach > 0) & ((discriminant >= 0) | (free <= 0)) & (distance2 <= task.region_m**2) & there[None]
+    meet = (approach > 0) & ((discriminant >= 0) | (free <= 0)) & (distance2 <= region_m**2) & there[None]
     meet[np.arange(len(robots)), np.arange(len(robots))] = False
     time_s = np.where(meet, time_s, np.inf).min(axis=1, initial=np.inf)
-    time_s = np.where(time_s < task.horizon_s, time_s, np.inf)
 
     vx, vy = velocity.T
     closing = np.stack([-vx, vx, -vy, vy], axis=1)
-    gap = _wall_gaps(task, robots[:, :2]) - task.robot_radius_m - task.margin_m
+    gap = _wall_gaps(task, robots[:, :2]) - task.robot_radius_m - margin_m
     with np.errstate(divide="ignore", invalid="ignore"):
         wall_s = np.where(closing > 0, np.maximum(gap / closing, 0.0), np.inf).min(axis=1)
-    return np.minimum(time_s, np.where(wall_s < task.wall_horizon_s, wall_s, np.inf))
+    return time_s, wall_s
 
 
 def _velocities(robots: Floats) -> Floats:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from coorp.envs.dynamics import Floats, Status, add_reward
+from coorp.envs.dynamics import Floats, Status, sample
 from coorp.envs.task import DRIVING, REWARD_TICKS, TICK_S, Ending, Task
 
 _FAR_M = 1000.0
@@ -39,7 +39,7 @@ class IrsimDynamics:
         actions = [row.reshape(2, 1) for row in np.concatenate([velocities, obstacles[:, 2:4]])]
         for made in range(ticks):
             if (tick + made) % REWARD_TICKS == 0:
-                add_reward(self._task, robots, status, obstacles)
+                sample(self._task, robots, status, obstacles)
             self._world.step(actions, self._moving)
             for i, it in enumerate(self._robots):
                 if status[i] == DRIVING:

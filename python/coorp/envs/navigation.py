@@ -33,6 +33,8 @@ VECTOR_FIELDS = (
     "sin_goal_bearing",
 )
 """The columns of the vectors from `observe`: the first six are the pose, the last three the goal."""
+NEARBY_FIELDS = ("ahead_m", "left_m", "ahead_mps", "left_mps", "radius_m")
+"""The columns of a measured obstacle: its centre, its velocity over ground, its radius, in the robot's own frame."""
 EVENT_DTYPE = np.dtype([("t_ns", "<u8"), ("robot", "<u2"), ("ending", "u1")])
 """An ending: time, robot, and `Ending`."""
 
@@ -41,7 +43,7 @@ OBSTACLES_MAX = 256
 EVENTS_MAX = 100_000
 _PLACES_TRIED = 200
 _POSE = 6
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 _NEVER = np.iinfo(np.int64).max
 _ARRAYS = (
     "robots",
@@ -52,6 +54,7 @@ _ARRAYS = (
     "deadlines",
     "began",
     "driven_ticks",
+    "arrival_ticks",
     "endings",
 )
 """The attributes that a checkpoint stores as arrays."""
@@ -64,8 +67,25 @@ class Tally:
     arrivals: npt.NDArray[np.int64]
     collisions: npt.NDArray[np.int64]
     timeouts: npt.NDArray[np.int64]
+    near_misses: npt.NDArray[np.int64]
+    """Those that have begun; `coorp.envs.task.NEAR_MISS_S` has the definition. Most collisions begin as one."""
     driven_s: npt.NDArray[np.float64]
     """The driving time of each robot."""
+    to_goal_s: npt.NDArray[np.float64]
+    """The part of it in drives that have arrived."""
+
+    @property
+    def success(self) -> float:
+        """Share of ended drives that arrived; NaN if none has ended."""
+        arrived = int(self.arrivals.sum())
+        ended = arrived + int(self.collisions.sum()) + int(self.timeouts.sum())
+        return arrived / ended if ended else math.nan
+
+    @property
+    def mean_to_goal_s(self) -> float:
+        """Mean duration of drives that arrived; NaN if none has."""
+        arrived = int(self.arrivals.sum())
+        return float(self.to_goal_s.sum()) / arrived if arrived else math.nan
 
 
 class Navigation(ParallelEnv[str, Any, Any]):
@@ -76,8 +96,9 @@ class Navigation(ParallelEnv[str, Any, Any]):
     Observation, by robot: `image` (64, 64, 3) uint8, the surroundings within 3.2 m, with the robot at the centre and
     facing up. Obstacles (and everything beyond walls) are red, other robots green, the goal blue, with an afterglow of
     0.17 s behind moving objects. `pose` (6,) float32: x and y in m, cos and sin of the heading, speed in m/s, turn in
-    rad/s. `goal` (3,) float32: its distance in m, cos and sin of its bearing from the heading. Action, by robot: (2,)
-    float32, non-negative speed in m/s and turn in rad/s.
+    rad/s. `goal` (3,) float32: its distance in m, cos and sin of its bearing from the heading. On request, `nearby`
+    (k, 5) float32: measurements of the nearest obstacles. Action, by robot: (2,) float32, non-negative speed in m/s and
+    turn in rad/s.
 
     There are two ways to drive it. **PettingZoo's**: `reset` and `step`. A step is one control period. A robot's
     episode ends when it collides, arrives or runs out of time; the robot is then removed. **In continuous time**, for
@@ -88,12 +109,14 @@ class Navigation(ParallelEnv[str, Any, Any]):
     any waiting; `step` then reports endings only in its infos.
 
     Args:
-        level: `"known"`, `"unknown"` or your own `Level`.
+        level: `"known"`, `"unknown"` (obstacles are faster or slower as the task's robots are) or your own `Level`.
         robots: their number or names; one of them may be the leader, which drives like the others.
         task: the world and the reward.
         backend: `"native"` (compiled, needed for learning), `"numpy"` (the reference) or `"irsim"` (IR-SIM moves the
             robots and judges collisions and arrivals). All agree; the last two are slow.
         endless: whether robots restart by themselves.
+        nearby: the number k of nearest obstacles within the task's `region_m` that a robot measures, nearest first, as
+            `NEARBY_FIELDS`; zeros stand for missing ones.
         control_hz: the number of steps per second.
         render_mode: `"rgb_array"` or None.
 
@@ -116,25 +139,29 @@ class Navigation(ParallelEnv[str, Any, Any]):
         task: Task | None = None,
         backend: Backend = "native",
         endless: bool = False,
+        nearby: int = 0,
         control_hz: float = 30.0,
         render_mode: str | None = None,
     ) -> None:
-        self.level = _level(level)
         self.task = task or Task()
+        self.level = _level(level, self.task)
         self.endless = endless
         self.render_mode = render_mode
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {render_mode!r}; it can be 'rgb_array' or None")
         if not 0 < control_hz <= TICKS_PER_S:
             raise ValueError(f"control_hz is {control_hz}; it must be greater than 0 and at most {TICKS_PER_S}")
+        if not 0 <= nearby <= OBSTACLES_MAX:
+            raise ValueError(f"nearby is {nearby}; a robot can measure up to {OBSTACLES_MAX} obstacles")
+        self.nearby = nearby
         self.control_hz = control_hz
         self.possible_agents = _names(robots)
         self.agents: list[str] = []
         self._index = {name: i for i, name in enumerate(self.possible_agents)}
-        self.observation_spaces, self.action_spaces = _spaces(self.possible_agents, self.task)
+        self.observation_spaces, self.action_spaces = _spaces(self.possible_agents, self.task, nearby)
 
         count = len(self.possible_agents)
-        self._robots: Floats = np.zeros((count, 8))
+        self._robots: Floats = np.zeros((count, 10))
         self._status = np.full(count, Ending.TIMED_OUT, dtype=np.uint8)
         self._obstacles: Floats = np.zeros((self.level.obstacles, 5))
         self._obstacle_speeds: Floats = np.zeros(self.level.obstacles)
@@ -142,6 +169,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._deadlines = np.full(count, _NEVER, dtype=np.int64)
         self._began = np.zeros(count, dtype=np.int64)
         self._driven_ticks = np.zeros(count, dtype=np.int64)
+        self._arrival_ticks = np.zeros(count, dtype=np.int64)
         self._endings = np.zeros((count, max(Ending) + 1), dtype=np.int64)
         self._events: deque[tuple[int, int, int]] = deque(maxlen=EVENTS_MAX)
         self._timer: int = _NEVER
@@ -170,6 +198,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self.agents = list(self.possible_agents)
         self._tick = self._now_ns = self._steps = 0
         self._driven_ticks[:] = 0
+        self._arrival_ticks[:] = 0
         self._endings[:] = 0
         self._events.clear()
         self._status[:] = Ending.TIMED_OUT  # so that robots only avoid those placed before them
@@ -246,6 +275,10 @@ class Navigation(ParallelEnv[str, Any, Any]):
         """(m, 5) x and y in m, vx and vy in m/s, radius in m; a copy."""
         return self._obstacles.copy()
 
+    def world(self) -> tuple[Floats, npt.NDArray[np.uint8], Floats]:
+        """Returns copies of the arrays of `coorp.envs.dynamics`: robots, status, obstacles."""
+        return self._robots.copy(), self._status.copy(), self._obstacles.copy()
+
     def set_velocity(self, robot: int, velocity: npt.ArrayLike) -> None:
         """Sets the speed in m/s and turn in rad/s that robot number `robot` keeps, clipped to its limits."""
         if not 0 <= robot < len(self._robots):
@@ -285,9 +318,9 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._now_ns = t_ns
 
     def observe(self, only: int | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        """Returns every robot's current perception: images (n, 64, 64, 3) and vectors (n, 9), see `VECTOR_FIELDS`. With
-        a robot's number `only`, just that robot's: (1, 64, 64, 3) and (1, 9). A robot whose episode has ended still
-        sees from its last position."""
+        """Returns every robot's current perception: images (n, 64, 64, 3) and vectors (n, 9 + 5 k), see `VECTOR_FIELDS`
+        and, for each of `nearby` obstacles, `NEARBY_FIELDS`. With a robot's number `only`, just that robot's: (1, 64,
+        64, 3) and (1, 9 + 5 k). A robot whose episode has ended still sees from its last position."""
         task = self.task
         return _native.perceive(
             self._robots,
@@ -295,6 +328,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             self._obstacles,
             [task.width_m, task.height_m],
             [task.robot_radius_m, task.goal_radius_m],
+            (self.nearby, task.region_m),
             only,
         )
 
@@ -320,7 +354,9 @@ class Navigation(ParallelEnv[str, Any, Any]):
             arrivals=self._endings[:, Ending.ARRIVED].copy(),
             collisions=self._endings[:, collisions].sum(axis=1),
             timeouts=self._endings[:, Ending.TIMED_OUT].copy(),
+            near_misses=self._robots[:, 8].astype(np.int64),
             driven_s=ticks / TICKS_PER_S,
+            to_goal_s=self._arrival_ticks / TICKS_PER_S,
         )
 
     # Checkpoints
@@ -380,11 +416,13 @@ class Navigation(ParallelEnv[str, Any, Any]):
 
     def _observations(self, agents: list[str]) -> dict[str, Observation]:
         images, vectors = self.observe()
-        return {
-            agent: {"image": images[i], "pose": vectors[i, :_POSE], "goal": vectors[i, _POSE:]}
-            for agent in agents
-            for i in (self._index[agent],)
-        }
+        seen: dict[str, Observation] = {}
+        for agent in agents:
+            pose, goal, nearby = np.split(vectors[self._index[agent]], [_POSE, len(VECTOR_FIELDS)])
+            seen[agent] = {"image": images[self._index[agent]], "pose": pose, "goal": goal}
+            if self.nearby:
+                seen[agent]["nearby"] = nearby.reshape(self.nearby, len(NEARBY_FIELDS))
+        return seen
 
     def _settle(self) -> None:
         """Records the endings that the dynamics found in its last tick."""
@@ -409,6 +447,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
             self._robots[robot, 7] += self.task.collision
         elif ending is Ending.ARRIVED:
             self._robots[robot, 7] += self.task.arrival
+            self._arrival_ticks[robot] += self._tick - self._began[robot]
         self._status[robot] = ending
         self._deadlines[robot] = _NEVER
         self._robots[robot, 3:5] = 0.0
@@ -424,6 +463,7 @@ class Navigation(ParallelEnv[str, Any, Any]):
         goal = self._free_place(self._robots[driving, 5:7], margin, start)
         heading = self._rng.uniform(-np.pi, np.pi)
         self._robots[robot, :7] = (*start, heading, 0.0, 0.0, *goal)
+        self._robots[robot, 9] = 0.0
         self._status[robot] = DRIVING
         self._began[robot] = self._tick
         self._deadlines[robot] = self._tick + round(task.episode_s * TICKS_PER_S)
@@ -462,13 +502,13 @@ class Navigation(ParallelEnv[str, Any, Any]):
         self._obstacle_turns[i] = self._tick + max(1, round(distance / speed * TICKS_PER_S))
 
 
-def _level(level: str | Level) -> Level:
+def _level(level: str | Level, task: Task) -> Level:
     if isinstance(level, str):
         if level not in LEVELS:
             raise ValueError(
                 f"there is no level {level!r}; choose one of {', '.join(LEVELS)}, or give a coorp.envs.Level"
             )
-        level = LEVELS[level]
+        level = LEVELS[level].at(task.max_speed_mps)
     if not 0 <= level.obstacles <= OBSTACLES_MAX:
         raise ValueError(f"a level can have up to {OBSTACLES_MAX} obstacles, not {level.obstacles}")
     least, most = level.obstacle_speed_mps
@@ -490,22 +530,27 @@ def _names(robots: int | Sequence[str]) -> list[str]:
     return names
 
 
-def _spaces(names: list[str], task: Task) -> tuple[dict[str, spaces.Space[Any]], dict[str, spaces.Space[Any]]]:
-    def box(low: Sequence[float], high: Sequence[float]) -> spaces.Box:
+def _spaces(
+    names: list[str], task: Task, nearby: int
+) -> tuple[dict[str, spaces.Space[Any]], dict[str, spaces.Space[Any]]]:
+    def box(low: Sequence[Any], high: Sequence[Any]) -> spaces.Box:
         return spaces.Box(np.array(low, dtype=np.float32), np.array(high, dtype=np.float32), dtype=np.float32)
 
     speed, turn = task.max_speed_mps, task.max_turn_radps
     diagonal = float(np.hypot(task.width_m, task.height_m))
-    observation: dict[str, spaces.Space[Any]] = {
-        name: spaces.Dict(
-            {
-                "image": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8),
-                "pose": box([0, 0, -1, -1, 0, -turn], [task.width_m, task.height_m, 1, 1, speed, turn]),
-                "goal": box([0, -1, -1], [diagonal, 1, 1]),
-            }
-        )
-        for name in names
-    }
+
+    def seen() -> spaces.Dict:
+        parts: dict[str, spaces.Space[Any]] = {
+            "image": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8),
+            "pose": box([0, 0, -1, -1, 0, -turn], [task.width_m, task.height_m, 1, 1, speed, turn]),
+            "goal": box([0, -1, -1], [diagonal, 1, 1]),
+        }
+        if nearby:
+            most = [[task.region_m, task.region_m, 100, 100, 100]] * nearby
+            parts["nearby"] = box((-np.array(most) * [1, 1, 1, 1, 0]).tolist(), most)
+        return spaces.Dict(parts)
+
+    observation: dict[str, spaces.Space[Any]] = {name: seen() for name in names}
     return observation, {name: box([0, -turn], [speed, turn]) for name in names}
 
 

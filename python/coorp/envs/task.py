@@ -12,7 +12,9 @@ Sources, named in the fields below:
   numbers are from there unless a field says that they are ours.
 """
 
-from dataclasses import dataclass, fields
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 TICK_NS = 1_000_000
@@ -20,11 +22,16 @@ TICK_NS = 1_000_000
 TICK_S = TICK_NS / 1e9
 TICKS_PER_S = 1000
 REWARD_TICKS = 10
-"""Ticks between samples of the shaped reward."""
+"""Ticks between samples of the shaped reward and of near misses."""
+NEAR_MISS_S = 0.5
+"""A near miss begins when a robot would touch something in less than this time if all kept their velocities, and ends
+when it would touch nothing within twice this time. The same at every pace."""
+CODE_MPS = 1.5
+"""Full speed in `code`."""
 PACE = 3.0
-"""Factor by which everything is faster than in `code`: speeds are multiplied and times divided by it, sizes stay. Ours.
-At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive at 3 to 5 m/s in RoboCup's Middle Size
-League."""
+"""Default factor by which everything is faster than in `code`: speeds are multiplied and times divided by it, sizes
+stay. Ours. At `code`'s 1.5 m/s a reaction bound of 33 ms is 5 cm; robots of this size drive at 3 to 5 m/s in RoboCup's
+Middle Size League."""
 
 
 class Ending(IntEnum):
@@ -57,10 +64,16 @@ class Level:
     obstacle_speed_mps: tuple[float, float] = (0.1 * PACE, 0.3 * PACE)
     """Minimum and maximum speed; at most 0.3 m/s in `code`."""
 
+    def at(self, speed_mps: float) -> Level:
+        """Returns the same obstacles, as much faster or slower as robots are with this full speed."""
+        factor = speed_mps / (CODE_MPS * PACE)
+        least, most = self.obstacle_speed_mps
+        return replace(self, obstacle_speed_mps=(least * factor, most * factor))
+
 
 LEVELS = {"known": Level(obstacles=0), "unknown": Level(obstacles=8, obstacle_speed_mps=(0.4 * PACE, 0.8 * PACE))}
 """The shipped policy was trained on `known`: robots only, as in `code`. `unknown` has more obstacles than the papers'
-five, and faster ones than `code`."""
+five, and faster ones than `code`. Speeds are for the default task; `Navigation` adapts them to another full speed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class Task:
     goal_radius_m: float = 0.2
     """A robot has arrived when its centre is nearer than this to its goal, so that it covers it. Ours; 0.1 m in `code`,
     with whose 0.1 s steps a robot at full speed would often drive past its goal."""
-    max_speed_mps: float = 1.5 * PACE
+    max_speed_mps: float = CODE_MPS * PACE
     """The maximum forward speed (`code`)."""
     max_turn_radps: float = 1.5 * PACE
     """The maximum turn rate in either direction (`code`)."""
@@ -111,6 +124,22 @@ class Task:
     """Without risk, a step gives `free_bonus - free_detour * d`."""
     shaping_step_s: float = 0.1 / PACE
     """The step to which the shaping terms refer (`code`); a sample counts for its share of a step."""
+
+    @classmethod
+    def at(cls, speed_mps: float) -> Task:
+        """Returns the default task at another pace: speeds are multiplied and times divided, sizes stay."""
+        if not 0 < speed_mps < 1e6:
+            raise ValueError(f"the full speed is {speed_mps} m/s; it must be above 0 and below a million")
+        pace = speed_mps / CODE_MPS
+        return cls(
+            max_speed_mps=speed_mps,
+            max_turn_radps=1.5 * pace,
+            episode_s=15.0 / pace,
+            horizon_s=5.0 / pace,
+            wall_horizon_s=1.0 / pace,
+            softening_s=0.2 / pace,
+            shaping_step_s=0.1 / pace,
+        )
 
     def __post_init__(self) -> None:
         positive = ("width_m", "height_m", "robot_radius_m", "goal_radius_m", "max_speed_mps", "max_turn_radps")

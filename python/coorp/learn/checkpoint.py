@@ -13,11 +13,12 @@ import io
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from coorp.learn.driver import Driver
 from coorp.learn.errors import Mend
 from coorp.learn.network import Network, Shape
 
@@ -27,6 +28,7 @@ VERSION = 2
 MODEL_VERSION = 1
 """Version of a weights file, such as the shipped one."""
 _ARRAY = "numpy array"
+Model = TypeVar("Model", Network, Driver)
 
 
 class CheckpointError(Mend):
@@ -80,13 +82,30 @@ def _read(path: Path, mend: str) -> tuple[object, dict[str, Any]]:
     return whole.get("version"), _unpack(whole["content"])
 
 
-def save_model(path: Path, network: Network, made_by: str) -> None:
+def save_model(path: Path, network: Network | Driver, made_by: str) -> None:
     """Writes only the weights, with the command that produced them."""
     save(path, {"shape": dict(network.shape), "weights": network.state_dict(), "made_by": made_by}, MODEL_VERSION)
 
 
 def load_model(path: Path, shape: Shape) -> Network:
     """Returns a network with the weights of a file, which must fit this environment's observations and actions."""
+    found, weights = _read_model(path)
+    _check_shape(path, found, shape)
+    return _loaded(path, Network(**shape), weights)
+
+
+def load_any_model(path: Path, shape: Shape) -> Network | Driver:
+    """The same, but the weights can also be a driver's."""
+    driver = Driver()
+    found, weights = _read_model(path)
+    if found == driver.shape:
+        return _loaded(path, driver, weights)
+    _check_shape(path, found, shape)
+    return _loaded(path, Network(**shape), weights)
+
+
+def _read_model(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a model file's shape and weights."""
     version, content = _read(path, "set --model to the model.pt of a run, or omit it")
     found, weights = content.get("shape"), content.get("weights")
     if not isinstance(found, dict) or not isinstance(weights, dict):
@@ -96,13 +115,19 @@ def load_model(path: Path, shape: Shape) -> Network:
             f"{path} is a model of version {version}, but this coorp reads version {MODEL_VERSION}; "
             "drive it with the coorp that wrote it"
         )
+    return found, weights
+
+
+def _check_shape(path: Path, found: dict[str, Any], shape: Shape) -> None:
     if found != shape:
         raise CheckpointError(
             f"{path} has a different shape: it takes {found.get('vector')} numbers per robot and returns "
             f"{found.get('action')}, but this environment has {shape['vector']} and {shape['action']}; "
             "pre-train one for it with: python -m coorp.learn.pretrain"
         )
-    network = Network(**shape)
+
+
+def _loaded(path: Path, network: Model, weights: dict[str, Any]) -> Model:
     try:
         network.load_state_dict(weights)
     except RuntimeError as problem:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from coorp import EventKind, Session
 from coorp.envs import Navigation
+from coorp.learn.driver import Driver
 from coorp.learn.fit import velocities
 from coorp.learn.learner import Learner
 from coorp.learn.network import Network
@@ -126,7 +127,7 @@ class Cosim:
         self,
         session: Session,
         env: Navigation,
-        control: Network,
+        control: Network | Driver,
         learner: Learner | None,
         seed: int,
         onlookers: Sequence[Onlooker] = (),
@@ -155,8 +156,7 @@ class Cosim:
             self._follow(events)
             self.env.advance_to_ns(second * NS)
             self._settle()
-            tally = self.env.tally()
-            self.history.add(second, float(self._rewards.sum()), int(tally.collisions.sum()), int(tally.arrivals.sum()))
+            self.history.add(second, float(self._rewards.sum()), self.env.tally())
             self.now_s = second
             for onlooker in self.onlookers:
                 onlooker.on_second(second * NS, self.history)
@@ -231,7 +231,7 @@ class Cosim:
             actions = (mean + self._deviation * noise).astype(np.float32, copy=False)
         if self._collector.open:
             self._collector.add(used, images, vectors, actions)
-        self._commands[number] = velocities(actions)
+        self._commands[number] = velocities(actions, self.env.task)
         self._commands.pop(number - ROUNDS_KEPT, None)
 
     def _on_command(self, t_ns: int, robot: int, number: int) -> None:
@@ -258,7 +258,10 @@ class Cosim:
             learner.on_model_in(robot)
 
     def _explores(self) -> Floats:
-        return self.control.deviation().detach().numpy().copy()
+        """Returns how far actions deviate while learning."""
+        if self.learner is None:
+            return np.zeros(0, dtype=np.float32)
+        return self.learner.control.deviation().detach().numpy().copy()
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, at a whole second."""

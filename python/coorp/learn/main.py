@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PARADIGMS = ("bsp", "ssp", "asp")
 MINUTES_MAX = 24 * 60
+SPEED_MPS, SPEED_MAX_MPS = 4.5, 20.0
+"""The default is that of `coorp.envs.Task`, which is not imported here."""
 STALENESS_MAX = 1_000_000
 LINE_EVERY_S = 60.0
 """Wall-clock interval between progress lines."""
@@ -99,9 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         "--staleness", type=_staleness, metavar="N", help="rounds that a robot may be ahead under SSP [1]"
     )
     parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time [30]")
+    parser.add_argument("--speed", type=_speed, default=SPEED_MPS, metavar="M/S", help="robots' full speed [4.5]")
     parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
-    parser.add_argument("--model", type=Path, help="weights to start from [the pre-trained ones]")
+    parser.add_argument("--model", type=Path, help="weights to start from: a file, or driver [navigation]")
     parser.add_argument("--frozen", action="store_true", help="drive with unchanged weights; bulk still flows")
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
@@ -135,6 +138,10 @@ class _Once(argparse.Action):
 
 def _minutes(text: str) -> float:
     return _number(text, "minutes", 1 / 60, MINUTES_MAX)
+
+
+def _speed(text: str) -> float:
+    return _number(text, "metres per second", 0.1, SPEED_MAX_MPS)
 
 
 def _number(text: str, what: str, least: float, most: float) -> float:
@@ -243,6 +250,7 @@ def _report(plans: list[Plan], folder: Path, wanted: bool) -> None:
         print(
             f"{outcome.label:<18} reward {outcome.mean_reward(0, 0.2):7.3f} -> {outcome.mean_reward(0.8, 1):7.3f}   "
             f"collisions per robot-hour {rate:6.1f} ({low:.1f} to {high:.1f})   "
+            f"success {100 * outcome.success:5.1f} %   "
             f"violations {100 * outcome.violation_rate:5.1f} %   epochs {len(outcome.history.epochs_s)}"
         )
     if wanted:

@@ -9,7 +9,10 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coorp.envs import Tally
 
 Z_95 = 1.959964
 
@@ -22,15 +25,22 @@ class History:
     reward: list[float] = field(default_factory=list)
     collisions: list[int] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
+    timeouts: list[int] = field(default_factory=list)
+    near_misses: list[int] = field(default_factory=list)
+    to_goal_s: list[float] = field(default_factory=list)
+    """Driving time of the drives that have arrived."""
     epochs_s: list[float] = field(default_factory=list)
     """The end of each epoch; not one per second."""
 
-    def add(self, t_s: float, reward: float, collisions: int, arrivals: int) -> None:
+    def add(self, t_s: float, reward: float, tally: Tally) -> None:
         """Adds a second."""
         self.t_s.append(t_s)
         self.reward.append(reward)
-        self.collisions.append(collisions)
-        self.arrivals.append(arrivals)
+        self.collisions.append(int(tally.collisions.sum()))
+        self.arrivals.append(int(tally.arrivals.sum()))
+        self.timeouts.append(int(tally.timeouts.sum()))
+        self.near_misses.append(int(tally.near_misses.sum()))
+        self.to_goal_s.append(float(tally.to_goal_s.sum()))
 
 
 @dataclass
@@ -69,18 +79,33 @@ class Outcome:
     @property
     def collisions(self) -> int:
         """Total number of collided robots."""
-        return self.history.collisions[-1] if self.history.collisions else 0
+        return _last(self.history.collisions)
 
     @property
     def arrivals(self) -> int:
         """Goals reached."""
-        return self.history.arrivals[-1] if self.history.arrivals else 0
+        return _last(self.history.arrivals)
+
+    @property
+    def timeouts(self) -> int:
+        """Drives that ran out of time."""
+        return _last(self.history.timeouts)
+
+    @property
+    def near_misses(self) -> int:
+        """Near misses that have begun, see `coorp.envs.task.NEAR_MISS_S`."""
+        return _last(self.history.near_misses)
 
     @property
     def success(self) -> float:
-        """Share of drives that ended at the goal."""
-        ended = self.collisions + self.arrivals
+        """Share of ended drives that arrived."""
+        ended = self.collisions + self.arrivals + self.timeouts
         return self.arrivals / ended if ended else math.nan
+
+    @property
+    def to_goal_s(self) -> float:
+        """Mean duration of the drives that arrived; NaN if none did."""
+        return self.history.to_goal_s[-1] / self.arrivals if self.arrivals else math.nan
 
     @property
     def epoch_s(self) -> float:
@@ -91,8 +116,16 @@ class Outcome:
     @property
     def collision_rate(self) -> tuple[float, float, float]:
         """Collisions per robot-hour and its 95 % confidence interval."""
-        low, high = poisson_interval(self.collisions)
-        return self.collisions / self.robot_hours, low / self.robot_hours, high / self.robot_hours
+        return self._hourly(self.collisions)
+
+    @property
+    def near_miss_rate(self) -> tuple[float, float, float]:
+        """Near misses per robot-hour and its 95 % confidence interval."""
+        return self._hourly(self.near_misses)
+
+    def _hourly(self, count: int) -> tuple[float, float, float]:
+        low, high = poisson_interval(count)
+        return count / self.robot_hours, low / self.robot_hours, high / self.robot_hours
 
     @property
     def violation_interval(self) -> tuple[float, float]:
@@ -117,8 +150,13 @@ class Outcome:
             "collisions": self.collisions,
             "collisions_per_robot_hour": rate,
             "collisions_per_robot_hour_95": [rate_low, rate_high],
+            "near_misses": self.near_misses,
+            "near_misses_per_robot_hour": self.near_miss_rate[0],
+            "near_misses_per_robot_hour_95": list(self.near_miss_rate[1:]),
             "arrivals": self.arrivals,
+            "timeouts": self.timeouts,
             "success": _or_none(self.success),
+            "to_goal_s": _or_none(self.to_goal_s),
             "epoch_s": _or_none(self.epoch_s),
         }
         path.write_text(json.dumps({**asdict(self), **derived}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -135,6 +173,10 @@ def run_name(policy: str, sync: str, *, frozen: bool) -> str:
     """Returns a run's folder within its comparison. A frozen run has its own, because it may use what another run
     learnt."""
     return policy if sync == "none" else f"{policy}-{sync}{'-frozen' if frozen else ''}"
+
+
+def _last(counts: list[int]) -> int:
+    return counts[-1] if counts else 0
 
 
 def _or_none(number: float) -> float | None:

@@ -38,8 +38,8 @@ REPORT_EVERY = 20
 class Teams:
     """Teams that drive in parallel; arrays start with (teams, robots)."""
 
-    def __init__(self, seed: int, level: str = LEVEL) -> None:
-        self.envs = [Navigation(level, robots=ROBOTS, endless=True) for _ in range(TEAMS)]
+    def __init__(self, envs: list[Navigation], seed: int) -> None:
+        self.envs = envs
         for number, env in enumerate(self.envs):
             env.reset(seed=seed * 1_000 + number)
         self.step = 0
@@ -57,7 +57,7 @@ class Teams:
         ended = np.zeros(actions.shape[:2], dtype=np.bool_)
         for number, env in enumerate(self.envs):
             env.advance_to(told_s)
-            for robot, velocity in enumerate(velocities(actions[number])):
+            for robot, velocity in enumerate(velocities(actions[number], env.task)):
                 env.set_velocity(robot, velocity)
             env.advance_to(self.step / HZ)
             rewards[number] = env.take_rewards()
@@ -97,7 +97,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
     rng = np.random.default_rng([seed, 0x707265])
     network = fresh()
     optimiser = Optimiser(flat(network), hyper)
-    teams = Teams(seed)
+    teams = Teams([Navigation(LEVEL, robots=ROBOTS, endless=True) for _ in range(TEAMS)], seed)
     batches = max(1, round(minutes * 60 * HZ / (LOOPS * TEAMS)))
     rewards: list[float] = []
     before = teams.tally()

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 
 import coorp
-from coorp.envs import Navigation
+from coorp.envs import Navigation, Task
 from coorp.learn import checkpoint
 from coorp.learn.checkpoint import CheckpointError
 from coorp.learn.cosim import Cosim
+from coorp.learn.driver import NEARBY, Driver
 from coorp.learn.errors import Broken, Mend
-from coorp.learn.fit import PRETRAINED, SHAPE
+from coorp.learn.fit import PRETRAINED, SPEED_MPS, load
 from coorp.learn.learner import Learner
 from coorp.learn.network import Network
 from coorp.learn.onlookers import Film, Onlooker, Tape
@@ -62,6 +63,7 @@ class Plan:
     frozen: bool
     model: Path
     folder: Path
+    speed_mps: float = SPEED_MPS
     resume: bool = False
     gif: bool = True
     mcap: bool = False
@@ -83,6 +85,7 @@ class Plan:
             "--staleness": self.staleness,
             "--seed": self.seed,
             "--frozen": self.frozen,
+            "--speed": self.speed_mps,
             "--model": _digest(self.model),
             "hyper-parameters": _digest(repr(asdict(Hyper()))),
             "environment": _digest(repr((env.task, env.level))),
@@ -95,9 +98,9 @@ class Plan:
         return coorp.Session(self.team, self.policy, seed=self.seed, sync=sync, staleness=self.staleness)
 
     @cached_property
-    def start(self) -> Network:
-        """The initial weights."""
-        return checkpoint.load_model(self.model, SHAPE)
+    def start(self) -> Network | Driver:
+        """The policy with its initial weights."""
+        return load(self.model, Task.at(self.speed_mps))
 
     def run(self, watch: Callable[[int, str], bool]) -> bool:
         """Drives and learns to the end, or until `watch` returns False; `watch` gets each second and a note. Returns
@@ -217,14 +220,23 @@ class Plan:
 
     def _environment(self) -> Navigation:
         try:
-            return Navigation(LEVEL, robots=self.session.team.robots, endless=True, render_mode="rgb_array")
+            return Navigation(
+                LEVEL,
+                robots=self.session.team.robots,
+                task=Task.at(self.speed_mps),
+                endless=True,
+                nearby=NEARBY if isinstance(self.start, Driver) else 0,
+                render_mode="rgb_array",
+            )
         except ValueError as problem:
             raise Mend(f"{self.team} does not fit the environment: {problem}") from problem
 
     def _cosim(self) -> Cosim:
         env = self._environment()
         env.reset(seed=self.seed)
-        learner = Learner(self.start, self.session.team, Hyper()) if self.learns else None
+        learner = None
+        if self.learns and not isinstance(self.start, Driver):
+            learner = Learner(self.start, self.session.team, Hyper())
         return Cosim(self.session, env, self.start, learner, self.seed)
 
     def _save(self, cosim: Cosim) -> None:
@@ -321,8 +333,9 @@ def prepare(options: Namespace, policies: list[str], paradigms: list[str] | None
                 staleness=options.staleness if sync == "ssp" else None,
                 seed=options.seed,
                 seconds=max(1, round(options.minutes * 60)),
+                speed_mps=options.speed,
                 frozen=options.frozen,
-                model=options.model or PRETRAINED,
+                model=_model(options.model),
                 folder=folder / run_name(policy, sync, frozen=options.frozen),
                 resume=options.resume,
                 gif=options.gif,
@@ -339,9 +352,19 @@ def prepare(options: Namespace, policies: list[str], paradigms: list[str] | None
     return plans
 
 
+def _model(given: Path | None) -> Path:
+    """Returns the file of the weights; the shipped ones have names."""
+    if given is None:
+        return PRETRAINED
+    shipped = PRETRAINED.with_name(f"{given.name}.pt")
+    return shipped if given == Path(given.name) and shipped.exists() and not given.exists() else given
+
+
 def _read(each: Plan) -> None:
     """Reads the inputs of the run, which a plan keeps."""
     _ = each.start, each.setting, each.session
+    if each.learns and isinstance(each.start, Driver):
+        raise Mend(f"the driver in {each.model} does not learn; add --frozen to drive with it, or omit --model")
 
 
 def _check_batch(team: Path, loops: int, robots: int) -> None:
