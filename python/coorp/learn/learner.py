@@ -1,10 +1,10 @@
 """The content of the DRLC: each robot's model and share of the batch, and the computations (Deng 2022, section I).
 
-The simulator, or a live team, determines when things happen, and this module what they contain. At BATCH_FULL the leader computes advantages
-and distributes the batch. At TRAINED a robot's pass over its share, from its current model, is finished. At UPDATE_IN
-the leader combines updates. Between MODEL_OUT and MODEL_IN a model is in flight. At EPOCH the combined model becomes
-the control model. Until then the control loop continues with the old one, which collected the batch (Deng 2022, section
-III-A).
+The simulator or a live team determines when things happen, and this module what they contain. At BATCH_FULL the leader
+computes advantages and distributes the batch. At TRAINED a robot's pass over its share, from its current model, is
+finished. At UPDATE_IN the leader combines updates. Between MODEL_OUT and MODEL_IN a model is in flight. At EPOCH the
+combined model becomes the control model. Until then the control loop continues with the old one, which collected the
+batch (Deng 2022, section III-A).
 
 In a simulated run, one `Learner` computes for all robots. In a live one, the leader's computes for the leader alone;
 each other robot has its own `Pupil`, and its updates arrive.

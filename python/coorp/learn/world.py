@@ -1,4 +1,4 @@
-"""The environment, and what each robot has earned in it, for a simulated run (cosim.py) and a live one (live/link.py)."""
+"""The environment and what each robot has earned in it: in a simulated run (cosim.py), or a live one (live/link.py)."""
 
 from __future__ import annotations
 
