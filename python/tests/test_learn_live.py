@@ -311,22 +311,19 @@ def test_a_team_learns_over_live_nodes(team: Path, tmp_path: Path) -> None:
 def test_a_robots_death_ends_the_run_and_ctrl_c_saves_it(team: Path, tmp_path: Path) -> None:
     before = left_behind()
 
-    def driving(out: Path) -> tuple[subprocess.Popen[str], list[int]]:
-        """Starts a run, and waits until its robots have their folder."""
+    def driving(out: Path) -> tuple[subprocess.Popen[str], Path]:
+        """Starts a run, and waits until an epoch has ended. Returns the run's folder, too."""
         known = set(PLACES.glob("coorp-learn-*"))
         run = learning(team, out, 5, "--policy", "edca", "--no-gif")
         until(lambda: set(PLACES.glob("coorp-learn-*/setting.json")) or run.poll() is not None, "it starts")
         [folder] = set(PLACES.glob("coorp-learn-*")) - known
         until(lambda: (folder / MODEL).exists() or run.poll() is not None, "an epoch ends")
-        marks = f"live.robot\0{folder}".encode()
-        robots = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if marks in _read(path)]
-        return run, robots
+        return run, folder
 
-    run, robots = driving(tmp_path / "killed")
-    assert len(robots) == 3, run.communicate(timeout=LIMIT_S)
-    os.kill(robots[1], signal.SIGKILL)
+    run, folder = driving(tmp_path / "killed")
+    os.kill(process_of("b", folder), signal.SIGKILL)
     _, said = run.communicate(timeout=LIMIT_S)
-    assert run.returncode == 1 and "ended early, and the run with it" in said, said
+    assert run.returncode == 1 and "the process of robot 'b' ended early, and the run with it" in said, said
     assert "Traceback" not in said
 
     run, _ = driving(tmp_path / "ended")
@@ -340,11 +337,17 @@ def test_a_robots_death_ends_the_run_and_ctrl_c_saves_it(team: Path, tmp_path: P
     assert left_behind() <= before
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def process_of(robot: str, folder: Path) -> int:
+    """Returns the process of a run's robot."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (process / name for name in ("cmdline", "environ"))
+            own = command.read_bytes().endswith(f"coorp.learn.live.robot\0{folder}\0".encode())
+            if own and f"\0COORP_ROBOT={robot}\0".encode() in b"\0" + environment.read_bytes() + b"\0":
+                return int(process.name)
+        except OSError:
+            continue
+    raise AssertionError(f"robot {robot} has no process")
 
 
 @pytest.mark.parametrize(
