@@ -232,6 +232,8 @@ def main(folder: Path) -> None:
         sync=setting.sync,
         staleness=setting.staleness,
     )
+    # The record is written and the node is closed. Torch takes a second of a core to leave, five robots at once.
+    os._exit(0)
 
 
 if __name__ == "__main__":

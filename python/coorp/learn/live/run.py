@@ -32,7 +32,7 @@ from coorp.learn.network import Network
 from coorp.learn.outcome import History
 from coorp.learn.world import World
 
-END_MAX_S = 10.0
+END_MAX_S = 30.0
 """How long robots may take to end after the run's end, and the emulator after a signal."""
 LINES_MAX = 40
 """Maximum number of the robots' last lines in an error."""

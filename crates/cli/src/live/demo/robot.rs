@@ -346,9 +346,8 @@ impl Run<'_> {
                 worker.on_deadline(Instant::from_nanos(now_ns()));
             }
             while let Some(sample) = worker.poll() {
-                let made_at = now_ns();
                 let content = self.part.content.perceive(sample)?;
-                perceptions.put(&filled(&[made_at, sample], &content, control.perception_bytes))?;
+                perceptions.put(&filled(&[now_ns(), sample], &content, control.perception_bytes))?;
             }
         }
         Ok(noted)
