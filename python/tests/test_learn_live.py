@@ -355,7 +355,7 @@ def process_of(robot: str, folder: Path) -> int:
     [
         (["--resume"], "a live run has no checkpoint"),
         (["--mcap"], "--mcap records simulated runs"),
-        (["--policy", "schedwifi"], "schedwifi is only simulated"),
+        (["--policy", "coorp,edca,schedwifi"], "schedwifi is only simulated"),
     ],
 )
 def test_what_is_only_simulated_is_told(

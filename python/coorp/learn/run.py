@@ -407,8 +407,8 @@ def _check_live(options: Namespace, policies: list[str]) -> None:
     if options.mcap:
         raise Mend("--mcap records simulated runs; omit it, or omit --live")
     live.check()
-    with tempfile.TemporaryDirectory() as folder:
-        for policy in policies:
+    for policy in policies:
+        with tempfile.TemporaryDirectory() as folder:
             live.prepare(options.team, policy, Path(folder))
 
 
