@@ -68,11 +68,11 @@ class Effort:
 
 
 FULL = Effort(
-    180,
+    120,
     ("edca", "coorp"),
     ("bsp", "ssp", "asp"),
     range(SEED, SEED + 5),
-    {"parameters": "2_500_000", "rounds": "3"},
+    {"parameters": "1_500_000", "rounds": "3"},
     (UNPROTECTED, PROTECTED),
     8,
 )
@@ -152,8 +152,8 @@ def learnt(team: Path, effort: Effort, out: Path, seed: int, *, live: bool) -> d
     }
 
 
-def with_gloo(team: Path, effort: Effort, *, protected: bool) -> Run:
-    """Runs the team with torch.distributed."""
+def with_gloo(team: Path, effort: Effort, *, protected: bool) -> Run | None:
+    """Runs the team with torch.distributed. Returns None if the run failed, and says why."""
     import coorp
     from coorp.envs import Navigation
     from coorp.learn import checkpoint
@@ -176,7 +176,8 @@ def with_gloo(team: Path, effort: Effort, *, protected: bool) -> Run:
             setting, start, env, lambda _second, _history: True, robot=(sys.executable, str(GLOO)), options=options
         )
     except (Broken, Mend) as problem:
-        sys.exit(f"failed: {GLOO.name} {' '.join(options)}\n{problem}")
+        print(f"failed: {GLOO.name} {' '.join(options)}\n{problem}\n")
+        return None
     assert lived is not None, "nobody ended the run"
     outcome = Outcome(
         team=str(team),
@@ -242,7 +243,7 @@ def main() -> None:
     runs: list[tuple[str, str, list[Run]]] = []
     for label, run in live.items():
         runs += [(label, "live", [run]), (label, "sim", [seed[label] for seed in sim])]
-    runs += [(how, "live", [run]) for how, run in gloo.items()]
+    runs += [(how, "live", [run]) for how, run in gloo.items() if run is not None]
     markdown = arguments.markdown
     print("Seconds per epoch:\n")
     epochs(runs, effort, "epoch_s", 1, markdown=markdown)
@@ -274,6 +275,8 @@ def main() -> None:
                     [label, kept_up, *(number(late[f"{at}_us"], 0) for at in ("p50", "p99", "max")), percent(waited, 0)]
                 )
     show(["live run", "kept up", "late p50 us", "p99", "max", "waited for a core"], rows, markdown=markdown)
+    if None in gloo.values():
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ class Robot:
         self.leads = self.me == self.team.leader
         self.record = Record()
         self.control = checkpoint.load_model(folder / START, SHAPE)
+        # Torch's optimisers take seconds to be imported, which is not for the run.
+        self.pupil = Pupil(flat(self.control), ppo.Hyper())
         self.senses = Senses(folder / SOCKET, self.me)
         self.busy = False
         """Whether bulk waits or is under way."""
@@ -165,12 +167,11 @@ class Robot:
     def learn(self) -> None:
         """Trains in rounds, epoch by epoch. `model` is the same on all robots."""
         model, network = flat(self.control), copy.deepcopy(self.control)
-        pupil = Pupil(model, ppo.Hyper())
         while True:
             batch = self.partition()
             for _ in range(self.learning.rounds):
                 began = time.monotonic()
-                update = pupil.train(network, batch)
+                update = self.pupil.train(network, batch)
                 lasts_s = self.spread(self.learning.training_s[self.me], TRAINING_SPREAD)
                 time.sleep(max(0.0, began + lasts_s - time.monotonic()))
                 padded = torch.zeros(max(self.learning.parameters, len(update)))
@@ -179,7 +180,7 @@ class Robot:
                 distributed.all_reduce(padded)
                 self.busy = False
                 model = model + padded[: len(update)] / len(self.team.robots)
-                pupil.has = model
+                self.pupil.has = model
             self.on_epoch(model)
 
     def partition(self) -> ppo.Batch | None:
