@@ -562,17 +562,19 @@ fn content(message: &Message, numbers: usize) -> &[u8] {
 
 /// Takes a bulk message, and returns its content.
 fn taken(message: &BulkMessage) -> Result<Vec<u8>, Failure> {
-    let mut bytes = message
+    let bytes = message
         .take()
         .map_err(|error| failed(format_args!("cannot take bulk: {error}")))?;
-    let length = number_of(&bytes, 0).and_then(|length| usize::try_from(length).ok());
-    let end = length
-        .and_then(|length| length.checked_add(8))
-        .filter(|end| *end <= bytes.len());
-    let end = end.ok_or_else(|| failed("bulk without the length of its content"))?;
+    content_of(bytes).ok_or_else(|| failed("bulk without the length of its content"))
+}
+
+/// Returns the content of a bulk message, without its length and padding.
+fn content_of(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+    let length = usize::try_from(number_of(&bytes, 0)?).ok()?;
+    let end = length.checked_add(8).filter(|end| *end <= bytes.len())?;
     bytes.truncate(end);
     bytes.drain(..8);
-    Ok(bytes)
+    Some(bytes)
 }
 
 /// Returns the monotonic clock, which all processes of the machine share.
@@ -596,4 +598,25 @@ fn panicked() -> Failure {
 
 fn failed(what: impl std::fmt::Display) -> Failure {
     Failure::Found(format!("failed: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_comes_back_without_its_padding() {
+        for (content, bytes) in [(&b"tensor"[..], 100), (b"tensor", 3), (b"", 8), (b"", 0)] {
+            let sent = filled(&[content.len() as u64], content, bytes);
+            assert_eq!(sent.len() as u64, bytes.max(8 + content.len() as u64));
+            assert_eq!(content_of(sent).as_deref(), Some(content));
+        }
+    }
+
+    #[test]
+    fn bulk_that_is_too_short_for_its_content_has_none() {
+        for sent in [&b""[..], b"short", &9_u64.to_le_bytes(), &u64::MAX.to_le_bytes()] {
+            assert_eq!(content_of(sent.to_vec()), None);
+        }
+    }
 }
