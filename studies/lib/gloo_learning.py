@@ -304,8 +304,8 @@ def main(folder: Path) -> None:
         threading.Thread(target=robot.learn_or_end, daemon=True).start()
     watching = threading.Thread(target=robot.watch)
     watching.start()
-    in_real_time()
-    robot.drive()
+    with in_real_time():
+        robot.drive()
     watching.join()
     robot.leave()
 

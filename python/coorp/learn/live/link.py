@@ -66,10 +66,18 @@ def unpacked(tick: int, content: bytes) -> Perception:
     return Perception(tick, image, vector, reward, endings)
 
 
-def in_real_time() -> None:
+@contextlib.contextmanager
+def in_real_time() -> Iterator[None]:
     """Gives this thread a core before programs without real-time priority, if the machine allows it."""
-    with contextlib.suppress(OSError):
+    try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 class Senses:

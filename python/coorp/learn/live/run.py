@@ -104,8 +104,8 @@ def run(
         stage = Stage(World(env), path, setting.seconds, lambda second: watch(second, stage.history))
         with contextlib.closing(stage), _emulator(setting, folder, robot, options) as (emulator, lines):
             before, began = _waited_us(), time.monotonic()
-            in_real_time()
-            _follow(stage, emulator, lines, lambda: watch(stage.now_s, stage.history))
+            with in_real_time():
+                _follow(stage, emulator, lines, lambda: watch(stage.now_s, stage.history))
             waited = None if before is None else ((_waited_us() or 0) - before) / (1e6 * (time.monotonic() - began))
         if stage.now_s == 0:
             return None
