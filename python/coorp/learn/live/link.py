@@ -16,6 +16,7 @@ A robot's first message is its number. The messages after that begin with a lett
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from coorp.envs.navigation import SIDE, VECTOR_FIELDS
+from coorp.envs.navigation import SIDE
 from coorp.learn.inference import Floats, Perception
 from coorp.learn.outcome import History
 from coorp.learn.world import NS, World
@@ -43,27 +44,25 @@ _ROBOT = struct.Struct("<H")
 _BEGINS = struct.Struct("<cQ")
 _ASKS = struct.Struct("<cH")
 _DRIVES = struct.Struct("<c2d")
-_EARNED = struct.Struct("<dI")
+_HEAD = struct.Struct("<dII")
+"""Of a perception: reward, endings, and how many numbers its vector has."""
 _IMAGE = (SIDE, SIDE, 3)
-_VECTOR_BYTES, _IMAGE_BYTES = 4 * len(VECTOR_FIELDS), SIDE * SIDE * 3
-PERCEPTION_BYTES = _EARNED.size + _VECTOR_BYTES + _IMAGE_BYTES
-_MESSAGE_BYTES = 64
-"""More than any message to the world has."""
+_MESSAGE_BYTES, _ANSWER_BYTES = 64, 1 << 16
+"""More than any message to the world has, and any answer."""
 
 
 def packed(perception: Perception) -> bytes:
     """Returns a perception as bytes, without its number."""
-    earned = _EARNED.pack(perception.reward, perception.endings)
-    return earned + perception.vector.tobytes() + perception.image.tobytes()
+    head = _HEAD.pack(perception.reward, perception.endings, len(perception.vector))
+    return head + perception.vector.tobytes() + perception.image.tobytes()
 
 
 def unpacked(tick: int, content: bytes) -> Perception:
     """Returns a perception from `packed`, which may be padded."""
-    reward, endings = _EARNED.unpack_from(content)
-    place = _EARNED.size
-    vector = np.frombuffer(content, np.float32, len(VECTOR_FIELDS), place)
-    image = np.frombuffer(content, np.uint8, _IMAGE_BYTES, place + _VECTOR_BYTES).reshape(_IMAGE)
-    return Perception(tick, image, vector, reward, endings)
+    reward, endings, numbers = _HEAD.unpack_from(content)
+    vector = np.frombuffer(content, np.float32, numbers, _HEAD.size)
+    image = np.frombuffer(content, np.uint8, math.prod(_IMAGE), _HEAD.size + vector.nbytes)
+    return Perception(tick, image.reshape(_IMAGE), vector, reward, endings)
 
 
 @contextlib.contextmanager
@@ -102,8 +101,8 @@ class Senses:
         """Returns whether the run goes on, and a robot's perception: by default this one's."""
         with self._asking:
             self._socket.sendall(_ASKS.pack(b"P", self._robot if robot is None else robot))
-            answer = self._socket.recv(1 + PERCEPTION_BYTES)
-        if len(answer) != 1 + PERCEPTION_BYTES:
+            answer = self._socket.recv(_ANSWER_BYTES)
+        if not answer:
             raise ConnectionError("the process of 'coorp learn' that runs the world has ended")
         return answer[0] != 0, answer[1:]
 
