@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, TypedDict, TypeVar, final
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -450,6 +450,50 @@ class RobotState:
 
 def close_all() -> None:
     """Closes every open node."""
+
+# Robots of `coorp emu --demo` with content in their messages. Private, for `coorp.learn.live`.
+
+class _Follower(Protocol):
+    def begins(self, at_ns: int, /) -> None: ...
+    def perceive(self, sample: int, /) -> tuple[bool, Buffer]: ...
+    def on_command(self, number: int, content: bytes, /) -> None: ...
+    def on_partition(self, content: bytes, /) -> None: ...
+    def on_model(self, content: bytes, /) -> None: ...
+    def train(self) -> Buffer: ...
+
+class _Leader(Protocol):
+    def begins(self, at_ns: int, /) -> None: ...
+    def on_perception(self, robot: int, sample: int, content: bytes, /) -> None: ...
+    def infer(self, number: int, /) -> bool: ...
+    def command(self, number: int, robot: int, /) -> Buffer: ...
+    def on_command(self, number: int, content: bytes, /) -> None: ...
+    def on_event(self, kind: int, robot: int, /) -> None: ...
+    def to_worker(self, robot: int, /) -> Buffer: ...
+    def train(self) -> Buffer: ...
+    def on_update(self, robot: int, content: bytes, /) -> None: ...
+
+def prepare_members(team: str | os.PathLike[str], policy: str, folder: str | os.PathLike[str]) -> None:
+    """Makes the robots' keys in a run's folder. Raises InputError if the policy has no live form."""
+
+def run_member(
+    team: str | os.PathLike[str],
+    policy: str,
+    folder: str | os.PathLike[str],
+    *,
+    duration_s: float,
+    content: _Follower | _Leader,
+    sync: str | None = None,
+    staleness: int | None = None,
+) -> None:
+    """Takes part in a run as the robot that `coorp emu` started this process for, and leaves its record in the folder.
+
+    Calls `content` from several threads: for the content of messages, and when some arrive. The run ends early if
+    `perceive` or `infer` says that it does not go on. An exception ends it too, and is raised here.
+    """
+
+def member_figures(team: str | os.PathLike[str], policy: str, folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns what the robots of a run measured, as in the JSON of `coorp emu --demo`; RuntimeError if a robot left no
+    record."""
 
 # The checks of coorp.reactor
 

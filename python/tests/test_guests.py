@@ -282,3 +282,21 @@ def test_another_user_is_refused(fleet: Fleet, agent: Agent) -> None:
     with os.fdopen(reads, "rb") as said:
         assert b"its user is neither the agent's, nor root" in said.read()
     assert agent.process.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/net/tun").exists(), reason="needs root and /dev/net/tun")
+def test_programs_under_the_emulator_join_the_agents_that_protect_them(tmp_path: Path) -> None:
+    team = tmp_path / "team.toml"
+    team.write_text('[[robot]]\nname = "base"\nleader = true\n\n[[robot]]\nname = "rover"\n')
+    command = [sys.executable, "-m", "coorp"]
+    subprocess.run([*command, "keys", "init", team], check=True, capture_output=True)
+    program = (
+        "import os, coorp; robot = os.environ['COORP_ROBOT']; "
+        "node = coorp.Node(os.environ['COORP_TEAM'], robot, state=os.environ['COORP_AGENT']); "
+        "print(robot, 'is a guest:', node.guest)"
+    )
+    command += ["emu", str(team), "--protect", "--quiet", "--", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = sorted(line for line in done.stdout.splitlines() if "is a guest" in line)
+    assert told == [f"[{name}] {name} is a guest: True" for name in ("base", "rover")]

@@ -588,7 +588,7 @@ def test_a_second_ctrl_c_says_what_is_left(
     code = (
         "import os, signal, sys\n"
         "from coorp.learn import run, main\n"
-        "def twice(cosim):\n"
+        "def twice(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return ''\n"
         "run._note = twice\n"

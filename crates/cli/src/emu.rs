@@ -196,12 +196,13 @@ impl Drop for States {
 /// Coorp's agent, beside each robot's program.
 #[cfg(all(feature = "live", target_os = "linux"))]
 fn agent(file: &std::path::Path, states: &std::path::Path) -> Result<coorp_emu::Companion, Failure> {
-    let own = std::env::current_exe()
+    let own = crate::live::this_program()
         .map_err(|error| Failure::Found(format!("failed: cannot find this program's file: {error}")))?;
     // Only the agent's environment names its robot.
-    let script = r#"exec "$0" up "$1" --robot "$COORP_ROBOT" --protect --state "$COORP_AGENT""#;
+    let script = r#"exec "$@" --robot "$COORP_ROBOT" --protect --state "$COORP_AGENT""#;
+    let shell = ["sh", "-c", script, "coorp"].map(OsString::from);
     Ok(coorp_emu::Companion {
-        command: vec!["sh".into(), "-c".into(), script.into(), own.into(), file.into()],
+        command: [shell.to_vec(), own, vec!["up".into(), file.into()]].concat(),
         interface: coorp_node::protect_interface(0),
         folder: states.to_owned(),
     })

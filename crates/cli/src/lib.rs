@@ -31,6 +31,12 @@ mod sim;
 mod summary;
 mod table;
 
+/// The robots of `coorp emu --demo` with content in their messages, for `coorp learn --live`.
+#[cfg(all(feature = "live", target_os = "linux"))]
+pub mod content {
+    pub use crate::live::demo::{figures, prepare, Content, Member};
+}
+
 use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};

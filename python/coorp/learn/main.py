@@ -100,12 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--staleness", type=_staleness, metavar="N", help="rounds that a robot may be ahead under SSP [1]"
     )
-    parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time [30]")
+    parser.add_argument("--minutes", type=_minutes, default=30.0, help="virtual time, or real time with --live [30]")
     parser.add_argument("--speed", type=_speed, default=SPEED_MPS, metavar="M/S", help="robots' full speed [4.5]")
     parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
     parser.add_argument("--model", type=Path, help="weights to start from: a file, or driver [navigation]")
     parser.add_argument("--frozen", action="store_true", help="drive with unchanged weights; bulk still flows")
+    parser.add_argument(
+        "--live", action="store_true", help="real processes over 'coorp emu', in real time (needs root)"
+    )
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
     earlier.add_argument("--overwrite", action="store_true", help="delete the same runs in --out and start again")
@@ -188,6 +191,8 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
     if options.gif is None:
         options.gif = not options.sweep
     if options.sweep:
+        if options.live:
+            raise Mend("--live takes its real time and the whole machine, so it runs alone; omit it, or omit --sweep")
         from coorp.learn.sweep import sweep
 
         return sweep(options, policies, paradigms, again)
@@ -200,15 +205,28 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
     plans = plan(options, policies, paradigms, folder)
     try:
         with farm.interrupted() as interrupted:
-            for each in plans:
+            for place, each in enumerate(plans):
                 if not _run(each, interrupted):
+                    if each.live:
+                        return _ended_live(plans[: place + 1], folder, options.report)
                     return _say(f"\nsaved; {go_on}", 130)
         _report(plans, folder, options.report)
     except KeyboardInterrupt:
+        if options.live:
+            return _say("\nended at once; this run is lost", 130)
         if any(each.is_saved for each in plans):
             return _say(f"\nended at once; everything since the last checkpoint is lost; {go_on}", 130)
         return _say("\nended before there was anything to save", 130)
     return 0
+
+
+def _ended_live(plans: list[Plan], folder: Path, wanted: bool) -> int:
+    """Reports on live runs of which the last was ended early."""
+    left = [each for each in plans if each.has_outcome]
+    if not left:
+        return _say("\nended before there was anything to save", 130)
+    _report(left, folder, wanted)
+    return _say(f"\nsaved in {folder}, up to here", 130)
 
 
 def _run(each: Plan, interrupted: list[bool]) -> bool:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from coorp.envs import Navigation
+from coorp.learn.world import NS
 
 if TYPE_CHECKING:
     from coorp.learn.outcome import History
     from coorp.record import Recorder
 
-NS = 1_000_000_000
 FILM_S, FILM_HZ, FILM_PIXELS = 12, 10, 300
 COLOURS = 64
 

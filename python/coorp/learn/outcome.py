@@ -60,16 +60,20 @@ class Outcome:
     history: History
     setting: dict[str, Any] = field(default_factory=dict)
     """The run's settings, to check whether this is the requested run."""
+    live: dict[str, Any] | None = None
+    """For a live run, whether the emulator kept up, its lateness in us, and the share of the time in which some program
+    waited for a core."""
 
     @property
     def label(self) -> str:
         """The name that distinguishes this run within a comparison."""
-        return self.policy if self.sync == "none" else f"{self.policy}, {self.sync.upper()}"
+        words = (self.policy, "" if self.sync == "none" else self.sync.upper(), "live" if self.live else "")
+        return ", ".join(word for word in words if word)
 
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        return run_name(self.policy, self.sync, frozen=self.frozen)
+        return run_name(self.policy, self.sync, frozen=self.frozen, live=self.live is not None)
 
     @property
     def robot_hours(self) -> float:
@@ -165,14 +169,16 @@ class Outcome:
     def load(path: Path) -> Outcome:
         """Reads a file from `save`."""
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content.setdefault("live", None)  # Earlier versions had simulated runs only.
         fields = {name: content[name] for name in Outcome.__dataclass_fields__ if name != "history"}
         return Outcome(**fields, history=History(**content["history"]))
 
 
-def run_name(policy: str, sync: str, *, frozen: bool) -> str:
+def run_name(policy: str, sync: str, *, frozen: bool, live: bool = False) -> str:
     """Returns a run's folder within its comparison. A frozen run has its own, because it may use what another run
     learnt."""
-    return policy if sync == "none" else f"{policy}-{sync}{'-frozen' if frozen else ''}"
+    name = policy if sync == "none" else f"{policy}-{sync}{'-frozen' if frozen else ''}"
+    return f"{name}-live" if live else name
 
 
 def _last(counts: list[int]) -> int:

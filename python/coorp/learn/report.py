@@ -99,7 +99,7 @@ def _reward(outcomes: list[Outcome], smooth_s: int = SMOOTH_S) -> Figure:
                 error = rewards.std(axis=0, ddof=1) / math.sqrt(len(seeds))
                 panel.fill_between(minutes, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
         panel.set_title("no learning" if paradigm == "none" else paradigm.upper())
-        panel.set_xlabel("virtual time, minutes")
+        panel.set_xlabel("time, minutes")
         panel.grid(alpha=0.3)
         panel.legend()
     axes[0][0].set_ylabel(f"reward per robot and second,\nover {smooth_s} s")
@@ -153,7 +153,7 @@ def _collisions(outcomes: list[Outcome]) -> Figure:
 def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     titles = {"reward": "Reward", "collisions": "Collisions and late loops", "epochs": "Time per epoch"}
     notes = {
-        "reward": f"Per robot and second of virtual time, mean over {SMOOTH_S} s.",
+        "reward": f"Per robot and second, mean over the last {SMOOTH_S} s.",
         "collisions": "Bars are 95 % confidence intervals of this one run: Poisson for collisions, Wilson for loops.",
         "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca if it ran.",
     }
@@ -162,10 +162,11 @@ def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     how = f" {html.escape(', '.join(still))}: frozen, driving by the policy's mean; learning explores." if still else ""
     if len(still) == len(outcomes):
         how = " Frozen policy."
+    time = "minutes of live runs" if first.live else "virtual minutes"
     title = html.escape(f"{Path(first.team).stem}: learning while driving")
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><main>',
-        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:g} virtual minutes, seed {first.seed}.{how}</p>",
+        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:.3g} {time}, seed {first.seed}.{how}</p>",
         f"<section>{_table(outcomes)}</section>",
     ]
     for name in figures:

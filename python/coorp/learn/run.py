@@ -3,6 +3,9 @@
 A run's folder contains `checkpoint.pt` (written every ten virtual minutes, on Ctrl-C and at the end). A finished run
 adds `model.pt` (the learnt weights), `outcome.json` (the results), and on request `team.gif` and `run.mcap`. Its
 inputs, the team file and the weights, are read once, by `plan`; later changes to those files have no effect.
+
+A live run (live/run.py) has the same files except for the checkpoint and the recording. If it is ended early, it has
+them for the time that it lasted.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,7 +35,7 @@ from coorp.learn.fit import PRETRAINED, SPEED_MPS, load
 from coorp.learn.learner import Learner
 from coorp.learn.network import Network
 from coorp.learn.onlookers import Film, Onlooker, Tape
-from coorp.learn.outcome import Outcome, run_name
+from coorp.learn.outcome import History, Outcome, run_name
 from coorp.learn.ppo import Hyper
 
 LEVEL = "unknown"
@@ -67,11 +71,13 @@ class Plan:
     resume: bool = False
     gif: bool = True
     mcap: bool = False
+    live: bool = False
 
     @property
     def label(self) -> str:
         """The name to print."""
-        return self.policy if self.sync == "none" else f"{self.policy} {self.sync}"
+        words = (self.policy, "" if self.sync == "none" else self.sync, "live" if self.live else "")
+        return " ".join(word for word in words if word)
 
     @cached_property
     def setting(self) -> dict[str, Any]:
@@ -89,6 +95,7 @@ class Plan:
             "--model": _digest(self.model),
             "hyper-parameters": _digest(repr(asdict(Hyper()))),
             "environment": _digest(repr((env.task, env.level))),
+            **({"--live": True} if self.live else {}),
         }
 
     @cached_property
@@ -109,6 +116,8 @@ class Plan:
             return True
         # The network is too small for several cores; the simulator uses the other one.
         torch.set_num_threads(1)
+        if self.live:
+            return self._live(watch)
         cosim = self._cosim()
         if self.resume and self.is_saved:
             self._restore(cosim)
@@ -179,9 +188,11 @@ class Plan:
             (self.folder / name).unlink()
 
     def _drive(self, cosim: Cosim, watch: Callable[[int, str], bool], tape: Tape | None) -> None:
+        robots = len(cosim.env.possible_agents)
+
         def each_second(second: int) -> bool:
             # The run cannot stop within a second, because nothing can be saved there.
-            goes_on = watch(second, _note(cosim)) and (tape is None or tape.failure is None)
+            goes_on = watch(second, _note(cosim.history, robots)) and (tape is None or tape.failure is None)
             if goes_on and second % SAVE_EVERY_S == 0 and second < self.seconds:
                 self._save(cosim)
             return goes_on
@@ -213,6 +224,11 @@ class Plan:
     def is_saved(self) -> bool:
         """Whether there is a checkpoint."""
         return self._checkpoint.exists()
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether the run has left results."""
+        return (self.folder / "outcome.json").exists()
 
     @property
     def _checkpoint(self) -> Path:
@@ -282,9 +298,55 @@ class Plan:
     def _finish(self, cosim: Cosim, film: Film) -> None:
         result = self.session.result()
         if self.learns:
-            checkpoint.save_model(self.folder / "model.pt", cosim.control, f"coorp learn {self.team} ({self.label})")
+            self._save_model(cosim.control)
         if self.gif:
             film.save(self.folder / "team.gif")
+        self._save_outcome(self.seconds, result.loops, result.violation_rate, result.bulk_mbps, cosim.history)
+
+    def _live(self, watch: Callable[[int, str], bool]) -> bool:
+        """Does what `run` does, with real processes and in real time."""
+        from coorp.learn.live import run as live
+
+        if self.setting["team file"] != _digest(self.team):
+            raise Mend(f"{self.team} has changed since the start, and live robots would read it again; start again")
+        self._clear()
+        sync = None if self.sync == "none" else self.sync
+        asked = live.Setting(
+            str(self.team), self.policy, sync, self.staleness, self.seed, self.seconds, self.learns, self.speed_mps
+        )
+        env = self._environment()
+        env.reset(seed=self.seed)
+        robots = len(env.possible_agents)
+        lived = live.run(asked, self.start, env, lambda second, history: watch(second, _note(history, robots)))
+        if lived is None:
+            return False
+        if lived.model is not None:
+            self._save_model(lived.model)
+        if self.gif:
+            film = Film(env, self.seconds)
+            for at_ns, state in lived.frames:
+                env.set_state(state)
+                film.on_loop_ended(at_ns)
+            film.save(self.folder / "team.gif")
+        figures, emulator = lived.figures, lived.emulator
+        facts = {"kept_up": emulator["kept_up"], "late_us": emulator["timing"], "waited": lived.waited}
+        self._save_outcome(
+            lived.seconds, figures["loops"], figures["violation_rate"], figures["bulk_mbps"], lived.history, facts
+        )
+        return lived.seconds == self.seconds
+
+    def _save_model(self, network: Network) -> None:
+        checkpoint.save_model(self.folder / "model.pt", network, f"coorp learn {self.team} ({self.label})")
+
+    def _save_outcome(
+        self,
+        seconds: int,
+        loops: int,
+        violation_rate: float | None,
+        bulk_mbps: float | None,
+        history: History,
+        live: dict[str, Any] | None = None,
+    ) -> None:
         Outcome(
             team=str(self.team),
             policy=self.policy,
@@ -292,12 +354,13 @@ class Plan:
             seed=self.seed,
             frozen=not self.learns,
             robots=len(self.session.team.robots),
-            minutes=self.seconds / 60,
-            loops=result.loops,
-            violation_rate=result.violation_rate or 0.0,
-            bulk_mbps=result.bulk_mbps or 0.0,
-            history=cosim.history,
+            minutes=seconds / 60,
+            loops=loops,
+            violation_rate=violation_rate or 0.0,
+            bulk_mbps=bulk_mbps or 0.0,
+            history=history,
             setting=self.setting,
+            live=live,
         ).save(self.folder / "outcome.json")
 
 
@@ -321,6 +384,8 @@ def prepare(options: Namespace, policies: list[str], paradigms: list[str] | None
     learning = team.learning
     if learning is None:
         raise Mend(f"{options.team} has no [learning]; add it, with parameters = 10_000_000 or your model's number")
+    if options.live:
+        _check_live(options, policies)
     if options.staleness is not None and "ssp" not in (paradigms or [learning.sync]):
         raise Mend("--staleness applies only to ssp; omit it, or add ssp to --sync")
     plans = []
@@ -336,10 +401,11 @@ def prepare(options: Namespace, policies: list[str], paradigms: list[str] | None
                 speed_mps=options.speed,
                 frozen=options.frozen,
                 model=_model(options.model),
-                folder=folder / run_name(policy, sync, frozen=options.frozen),
+                folder=folder / run_name(policy, sync, frozen=options.frozen, live=options.live),
                 resume=options.resume,
                 gif=options.gif,
                 mcap=options.mcap,
+                live=options.live,
             )
             _read(each)
             plans.append(each)
@@ -367,6 +433,20 @@ def _read(each: Plan) -> None:
         raise Mend(f"the driver in {each.model} does not learn; add --frozen to drive with it, or omit --model")
 
 
+def _check_live(options: Namespace, policies: list[str]) -> None:
+    """Raises if this machine, an option or a policy does not fit a live run."""
+    from coorp.learn.live import run as live
+
+    if options.resume:
+        raise Mend("a live run has no checkpoint, as its time does not stand still; omit --resume, or omit --live")
+    if options.mcap:
+        raise Mend("--mcap records simulated runs; omit it, or omit --live")
+    live.check()
+    for policy in policies:
+        with tempfile.TemporaryDirectory() as folder:
+            live.prepare(options.team, policy, Path(folder))
+
+
 def _check_batch(team: Path, loops: int, robots: int) -> None:
     if loops * robots * IMAGE_BYTES > BATCH_BYTES_MAX:
         raise Mend(
@@ -389,9 +469,10 @@ def _digest(of: Path | str) -> str:
     return hashlib.sha256(of.encode() if isinstance(of, str) else of.read_bytes()).hexdigest()
 
 
-def _note(cosim: Cosim) -> str:
+def _note(history: History, robots: int) -> str:
     """Returns the reward per robot and second over the last minute, and the collisions so far."""
-    history, robots = cosim.history, len(cosim.env.possible_agents)
     back = min(60, len(history.t_s))
+    if back == 0:
+        return ""
     gained = history.reward[-1] - (history.reward[-back - 1] if len(history.reward) > back else 0.0)
     return f", reward {gained / (back * robots):.2f}, {history.collisions[-1]} collisions"

@@ -28,6 +28,9 @@ use tracing_subscriber::EnvFilter;
 use crate::failure::Failure;
 use crate::output;
 
+#[cfg(target_os = "linux")]
+pub use program::this_program;
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         if error.is_input() {

@@ -3,6 +3,8 @@
 #[cfg(target_os = "linux")]
 mod bridge;
 mod bulk;
+#[cfg(target_os = "linux")]
+mod content;
 mod control;
 mod gather;
 mod wait;
@@ -43,6 +45,12 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gather::Gather>()?;
     module.add_class::<gather::RobotState>()?;
     module.add_class::<Waiting>()?;
+    #[cfg(target_os = "linux")]
+    {
+        module.add_function(wrap_pyfunction!(content::prepare_members, module)?)?;
+        module.add_function(wrap_pyfunction!(content::run_member, module)?)?;
+        module.add_function(wrap_pyfunction!(content::member_figures, module)?)?;
+    }
     module.add_function(wrap_pyfunction!(close_all, module)?)
 }
 

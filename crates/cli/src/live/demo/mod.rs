@@ -3,6 +3,9 @@
 //!
 //! Each policy is one run of the emulator. Every robot is a process of this program (`robot.rs`) that records what it
 //! sees; `record.rs` computes the figures from that. Keys and leftover bulk are in a folder that is deleted at the end.
+//!
+//! `coorp learn --live` (Python) runs the same robots with [`Content`]: [`prepare`], a [`Member`] in each robot's process,
+//! and [`figures`].
 
 mod record;
 mod robot;
@@ -28,10 +31,14 @@ use crate::notes::Unfit;
 use crate::output::{self, Destination};
 use crate::{policies, summary, table};
 use record::{Record, Span};
-use robot::Part;
+use robot::{Empty, Part, SETTLE};
+
+pub use robot::Content;
 
 const POLICIES: [&str; 4] = ["mpc-only", "bulk-only", "edca", "coorp"];
 const LENGTH: Duration = Duration::from_secs(60);
+/// The folder of the keys, in a run's.
+const KEYS: &str = "keys";
 /// Maximum number of the robots' last lines shown if the demo fails.
 const LINES_MAX: usize = 20;
 
@@ -90,9 +97,7 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
         )));
     }
     let folder = Folder::make()?;
-    let mut team = demo.team.clone();
-    team.live.keys = folder.0.join("keys");
-    keys::init(&team)?;
+    make_keys(demo.team, &folder.0)?;
     let names: Vec<&str> = if demo.policies.is_empty() {
         POLICIES.to_vec()
     } else {
@@ -101,15 +106,15 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
     let (mut results, mut unfit, mut reports, mut notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (place, name) in names.iter().enumerate() {
         let policy = policies::named(name)?;
-        if let Some(why) = why_not_live(&of_nodes(&policy)) {
+        if let Some(why) = only_simulated(&policy) {
             unfit.push(Unfit {
                 place,
                 policy: (*name).to_owned(),
-                why: format!("{name} is only simulated: {why}"),
+                why,
             });
             continue;
         }
-        let (result, report, completions) = one(demo, &policy, &folder.0.join(name), &folder.0.join("keys"))?;
+        let (result, report, completions) = one(demo, &policy, &folder.0.join(name), &folder.0.join(KEYS))?;
         if !report.kept_up {
             notes.push(format!(
                 "under {name} this machine was too slow for the emulator: its figures do not count"
@@ -152,6 +157,46 @@ pub fn run(demo: &Demo<'_>) -> Result<(), Failure> {
     output::write_json(json, &report)
 }
 
+/// Returns why a policy has no live form, if so.
+fn only_simulated(policy: &Policy) -> Option<String> {
+    why_not_live(&of_nodes(policy)).map(|why| format!("{} is only simulated: {why}", policy.name))
+}
+
+/// Makes the keys of a run's robots, in its folder.
+fn make_keys(team: &Team, folder: &Path) -> Result<(), Failure> {
+    let mut team = team.clone();
+    team.live.keys = folder.join(KEYS);
+    keys::init(&team)?;
+    Ok(())
+}
+
+/// Prepares a folder for one run of a team with content.
+///
+/// # Errors
+/// The policy has no live form, or the keys cannot be made.
+pub fn prepare(team: &Team, policy: &Policy, folder: &Path) -> Result<(), Failure> {
+    match only_simulated(policy) {
+        Some(why) => Err(Failure::Input(format!("error: {why}"))),
+        None => make_keys(team, folder),
+    }
+}
+
+/// Returns the measured figures of a run, once all of its robots have ended.
+///
+/// # Errors
+/// A robot's record is missing or unreadable.
+pub fn figures(team: &Team, policy: &Policy, folder: &Path) -> Result<serde_json::Value, Failure> {
+    Ok(measured(&result(team, policy, folder)?.0))
+}
+
+/// Computes the result of a run from the robots' records, and returns both.
+fn result(team: &Team, policy: &Policy, folder: &Path) -> Result<(PolicyResult, Vec<Record>), Failure> {
+    let (records, span) = read(team, folder)?;
+    let control = team.control.filter(|_| policy.control);
+    let control = control.map(|control| (control.period, control.bound));
+    Ok((record::result(&policy.name, &records, span, control), records))
+}
+
 /// Returns a policy's measured figures.
 fn measured(result: &PolicyResult) -> serde_json::Value {
     let mut value = serde_json::json!(result);
@@ -180,7 +225,7 @@ fn one(
 ) -> Result<(PolicyResult, coorp_emu::Report, Option<String>), Failure> {
     let broken = |what: &str, error: std::io::Error| Failure::Found(format!("failed: {what}: {error}"));
     fs::create_dir_all(folder).map_err(|error| broken("cannot make a folder", error))?;
-    std::os::unix::fs::symlink(keys, folder.join("keys")).map_err(|error| broken("cannot link the keys", error))?;
+    std::os::unix::fs::symlink(keys, folder.join(KEYS)).map_err(|error| broken("cannot link the keys", error))?;
     let program = this_program().map_err(|error| broken("cannot find this program", error))?;
     let length = demo.length.unwrap_or(LENGTH);
     let options: [OsString; 7] = [
@@ -222,14 +267,7 @@ fn one(
             policy.name
         )));
     }
-    let (records, span) = read(demo.team, folder)?;
-    let control = demo.team.control.filter(|_| policy.control);
-    let result = record::result(
-        &policy.name,
-        &records,
-        span,
-        control.map(|control| (control.period, control.bound)),
-    );
+    let (result, records) = result(demo.team, policy, folder)?;
     let completions = policy.local.as_ref().and_then(|_| {
         let all: BTreeSet<&str> = records
             .iter()
@@ -265,29 +303,61 @@ fn record_of(robot: &str) -> String {
 /// # Errors
 /// The robot cannot take part.
 pub fn take_part(args: &RobotArgs) -> Result<(), Failure> {
-    let name = std::env::var("COORP_ROBOT")
-        .map_err(|_| Failure::Input("error: only 'coorp emu --demo' starts this command".to_owned()))?;
-    let mut team = load(&args.file)?;
-    team.live.keys = args.folder.join("keys");
-    let policy = policies::named(&args.policy)?;
-    let node = Node::open(Options {
-        team: team.clone(),
-        robot: name.clone(),
-        policy: of_nodes(&policy),
-        insecure: false,
-        state: Some(args.folder.join("state").join(file_name(&name))),
-    })?;
-    let outcome = robot::run(&Part {
-        node: &node,
-        team: &team,
-        me: node.place(),
-        control: policy.control,
-        bulk: policy.bulk,
+    let member = Member {
+        team: &load(&args.file)?,
+        policy: &policies::named(&args.policy)?,
+        folder: &args.folder,
+        settle: SETTLE,
         length: args.length,
-    })?;
-    let path = args.folder.join(record_of(&name));
-    let text = serde_json::to_vec(&outcome).map_err(|error| Failure::Found(format!("failed: {error}")))?;
-    fs::write(&path, text).map_err(|error| Failure::Found(format!("failed: {}: {error}", path.display())))
+    };
+    member.take_part(&Empty)
+}
+
+/// A robot of a run, in its own process.
+pub struct Member<'a> {
+    /// The team.
+    pub team: &'a Team,
+    /// The policy, which also decides whether control and bulk run.
+    pub policy: &'a Policy,
+    /// The run's folder, with the keys.
+    pub folder: &'a Path,
+    /// Time from the start to the measured time.
+    pub settle: Duration,
+    /// The measured time.
+    pub length: Duration,
+}
+
+impl Member<'_> {
+    /// Takes part in the run as the robot that the emulator started this process for, and leaves its record.
+    ///
+    /// # Errors
+    /// The robot cannot take part.
+    pub fn take_part(&self, content: &dyn Content) -> Result<(), Failure> {
+        let name = std::env::var("COORP_ROBOT")
+            .map_err(|_| Failure::Input("error: only 'coorp emu' starts this command".to_owned()))?;
+        let mut team = self.team.clone();
+        team.live.keys = self.folder.join(KEYS);
+        let node = Node::open(Options {
+            team: team.clone(),
+            robot: name.clone(),
+            policy: of_nodes(self.policy),
+            insecure: false,
+            state: Some(self.folder.join("state").join(file_name(&name))),
+        })?;
+        let outcome = robot::run(&Part {
+            node: &node,
+            team: &team,
+            me: node.place(),
+            control: self.policy.control,
+            bulk: self.policy.bulk,
+            settle: self.settle,
+            length: self.length,
+            content,
+        })?;
+        let path = self.folder.join(record_of(&name));
+        let text = serde_json::to_vec(&outcome).map_err(|error| Failure::Found(format!("failed: {error}")))?;
+        fs::write(&path, text).map_err(|error| Failure::Found(format!("failed: {}: {error}", path.display())))
+    }
 }
 
 /// A temporary folder, deleted on drop.
