@@ -335,7 +335,7 @@ class Plan:
         )
         return lived.seconds == self.seconds
 
-    def _save_model(self, network: Network) -> None:
+    def _save_model(self, network: Network | Driver) -> None:
         checkpoint.save_model(self.folder / "model.pt", network, f"coorp learn {self.team} ({self.label})")
 
     def _save_outcome(

@@ -230,8 +230,9 @@ def main(folder: Path) -> None:
     control = load(folder / START, task)
     content: Follower | Leader
     if me == team.leader:
-        learns = setting.learns and isinstance(control, Network)
-        learner = Learner(control, team, Hyper(), here=[me]) if learns else None
+        learner = None
+        if setting.learns and isinstance(control, Network):
+            learner = Learner(control, team, Hyper(), here=[me])
         content = Leader(senses, control, learner, folder, me, len(team.robots), setting.seed, task)
     else:
         content = Follower(senses, control, learns=setting.learns)
