@@ -217,7 +217,7 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     made_by = f"python -m coorp.learn.imitate --rounds {options.rounds} --seed {options.seed}"
     checkpoint.save_model(options.out, imitation.driver, made_by)
-    print(f"{options.out}: {options.out.stat().st_size:,} bytes")
+    print(f"{options.out.name}: {options.out.stat().st_size:,} bytes")
     return 0
 
 
