@@ -241,8 +241,10 @@ impl Drop for Finder {
     }
 }
 
-/// Returns each other robot on each path that it has.
+/// Returns each other robot on each path that it has. A robot that may join calls the team, which does not wait for it.
 fn targets(team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Target> {
+    let mine = me.and_then(|me| team.robots.get(usize::from(me.0)));
+    let calls = mine.is_none_or(|me| me.may_join);
     let others = (0u16..)
         .map(RobotId)
         .zip(&team.robots)
@@ -252,7 +254,11 @@ fn targets(team: &Team, me: Option<RobotId>, paths: usize) -> Vec<Target> {
         (0u8..).take(its.min(paths)).map(move |path| Target {
             robot,
             path: PathId(path),
-            given: of.addresses.get(usize::from(path)).copied(),
+            given: of
+                .addresses
+                .get(usize::from(path))
+                .copied()
+                .filter(|_| calls || !of.may_join),
         })
     });
     of_each.collect()
