@@ -133,6 +133,19 @@ def drive(env: Navigation, policy: Policy, seconds: float, on_loop: Callable[[],
         on_loop()
 
 
+def counted(env: Navigation) -> Sums:
+    """Returns what an environment has counted."""
+    tally = env.tally()
+    return Sums(
+        hours=float(tally.driven_s.sum()) / 3600,
+        arrivals=int(tally.arrivals.sum()),
+        collisions=int(tally.collisions.sum()),
+        timeouts=int(tally.timeouts.sum()),
+        near_misses=int(tally.near_misses.sum()),
+        to_goal_s=float(tally.to_goal_s.sum()),
+    )
+
+
 def run(job: Job) -> Sums:
     """Runs a job."""
     import torch
@@ -142,15 +155,7 @@ def run(job: Job) -> Sums:
     torch.set_num_threads(1)
     env = make_env(job.level, job.speed_mps, job.seed)
     drive(env, make_policy(job.policy, env), job.minutes * 60)
-    tally, began = env.tally(), [0.0] * ROBOTS
-    sums = Sums(
-        hours=float(tally.driven_s.sum()) / 3600,
-        arrivals=int(tally.arrivals.sum()),
-        collisions=int(tally.collisions.sum()),
-        timeouts=int(tally.timeouts.sum()),
-        near_misses=int(tally.near_misses.sum()),
-        to_goal_s=float(tally.to_goal_s.sum()),
-    )
+    sums, began = counted(env), [0.0] * ROBOTS
     for t_ns, robot, code in env.take_events().tolist():
         sums.at_starts += Ending(code).collision and t_ns / 1e9 - began[robot] < START_S * GOAL_MPS / job.speed_mps
         began[robot] = t_ns / 1e9

@@ -69,20 +69,14 @@ class Case:
 
 
 @dataclass
-class Sums:
-    """What several runs counted."""
+class Sums(driver.Sums):
+    """What several runs of `coorp learn` counted."""
 
-    hours: float = 0.0
-    arrivals: int = 0
-    collisions: int = 0
-    timeouts: int = 0
-    near_misses: int = 0
-    to_goal_s: float = 0.0
     late: float = 0.0
     loops: int = 0
 
-    def add(self, run: Outcome) -> None:
-        """Adds a run of `coorp learn`."""
+    def take(self, run: Outcome) -> None:
+        """Adds a run."""
         self.hours += run.robot_hours
         self.arrivals += run.arrivals
         self.collisions += run.collisions
@@ -91,11 +85,6 @@ class Sums:
         self.to_goal_s += run.history.to_goal_s[-1]
         self.late += run.violation_rate * run.loops
         self.loops += run.loops
-
-    @property
-    def success(self) -> float:
-        """Share of the drives that ended at the goal."""
-        return self.arrivals / max(1, self.arrivals + self.collisions + self.timeouts)
 
 
 def team(bound_ms: int) -> Path:
@@ -142,7 +131,7 @@ def run(cases: list[Case], seeds: range, minutes: float, *, resume: bool) -> dic
         sys.exit("\n".join(["some runs have no result; --resume leaves the others", *ended.failed.values()]))
     sums = {case: Sums() for case in cases}
     for (case, _), each in zip(jobs, plans, strict=True):
-        sums[case].add(each.outcome())
+        sums[case].take(each.outcome())
     return sums
 
 
@@ -173,15 +162,7 @@ def drive_late(job: Late) -> driver.Sums:
                 env.set_velocity(robot, velocity)
         env.advance_to(now)
         on_the_way.append((now + driver.DELAY_S + job.delay_ms / 1e3, policy(env).tolist()))
-    tally = env.tally()
-    return driver.Sums(
-        hours=float(tally.driven_s.sum()) / 3600,
-        arrivals=int(tally.arrivals.sum()),
-        collisions=int(tally.collisions.sum()),
-        timeouts=int(tally.timeouts.sum()),
-        near_misses=int(tally.near_misses.sum()),
-        to_goal_s=float(tally.to_goal_s.sum()),
-    )
+    return driver.counted(env)
 
 
 def p_value(one: tuple[int, float], other: tuple[int, float]) -> float:
