@@ -51,8 +51,9 @@ impl Outbox {
 
     /// Sends everything that waits.
     pub fn send(&self, on: &Tasks) {
-        // One at a time: what is added meanwhile must not wait for the lock.
-        while let Some((up, message)) = lock(&self.waiting).pop_front() {
+        // In a call of its own, which lets go of the lock: what is added meanwhile must not wait for it.
+        let next = || lock(&self.waiting).pop_front();
+        while let Some((up, message)) = next() {
             up.send(on, message);
         }
     }
