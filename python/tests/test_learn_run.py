@@ -25,6 +25,7 @@ from coorp.learn import checkpoint, fit, ppo  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.driver import NEARBY  # noqa: E402
+from coorp.learn.errors import Mend  # noqa: E402
 from coorp.learn.learner import Learner  # noqa: E402
 from coorp.learn.main import _about_disk, _parser, main  # noqa: E402
 from coorp.learn.network import Network, flat  # noqa: E402
@@ -422,6 +423,28 @@ def test_a_repeated_command_leaves_what_there_is(
     assert learn(team, model, out, "--resume", "--seed", "1", "--minutes", "0.1") == 2
     assert "no checkpoint to resume" in capsys.readouterr().err
     assert "outcome.json" in {each.name for each in folder.iterdir()}
+
+
+def test_a_folder_has_one_run_at_a_time(
+    team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    folder = out / "small-seed1" / "coorp-bsp"
+    seconds = []
+
+    def try_others(second: int, _note: str) -> bool:
+        seconds.append(second)
+        before = files(out)
+        for more in ([], ["--resume"], ["--overwrite"], ["--policy", "edca,coorp"]):
+            assert learn(team, model, out, *more) == 2
+            assert f"another run writes to {folder}; wait until it has ended" in capsys.readouterr().err
+        with pytest.raises(Mend, match="another run writes to"):
+            planned(team, model, folder).run(lambda _second, _note: True)
+        assert files(out) == before
+        return True
+
+    assert planned(team, model, folder, seconds=2).run(try_others) and seconds == [1, 2]
+    assert learn(team, model, out, "--overwrite") == 0
 
 
 def test_what_differs_is_named_and_nothing_else(team: Path, model: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import coorp
 from coorp.learn.errors import Mend
 from coorp.sweep import farm
 from coorp.sweep.farm import Job, Tell
+from coorp.sweep.files import alone
 from coorp.sweep.simulations import _duration, main
 
 HERE = Path(__file__).parent
@@ -291,6 +292,18 @@ def test_a_sweep_of_simulations_is_resumed(teams: Path, tmp_path: Path, capsys: 
     assert "from a run with another team file" in capsys.readouterr().err
     assert simulate(teams, out, "--on", "cores", "--overwrite") == 0
     assert files(out).keys() == whole.keys() and files(out) != whole
+
+
+def test_a_folder_has_one_sweep_at_a_time(teams: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "runs"
+    out.mkdir()
+    with alone(out):
+        for more in ([], ["--overwrite"]):
+            assert simulate(teams, out, "--on", "cores", *more) == 2
+            assert f"another run writes to {out}; wait until it has ended" in capsys.readouterr().err
+    assert not files(out)
+    with alone(out):
+        pass
 
 
 def test_a_run_that_fails_is_named_and_can_be_tried_again(

@@ -10,7 +10,6 @@ Left out: the state of the simulator. It is deterministic, so it is run again up
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ import torch
 from coorp.learn.driver import Driver
 from coorp.learn.errors import Mend
 from coorp.learn.network import Network, Shape
+from coorp.sweep.files import replace
 
 KIND = "coorp learn"
 VERSION = 2
@@ -39,15 +39,7 @@ def save(path: Path, content: dict[str, Any], version: int = VERSION) -> None:
     """Writes `content` (tensors, arrays, numbers, text and containers of them) so that `path` is never half written."""
     whole = io.BytesIO()
     torch.save({"kind": KIND, "version": version, "content": _pack(content)}, whole)
-    beside = path.with_name(path.name + ".part")
-    try:
-        with beside.open("wb") as file:
-            file.write(whole.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    replace(path, whole.getbuffer())
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from coorp.learn.network import Network
 from coorp.learn.onlookers import Film, Onlooker, Tape
 from coorp.learn.outcome import History, Outcome, run_name
 from coorp.learn.ppo import Hyper
+from coorp.sweep.files import alone
 
 LEVEL = "unknown"
 """The team's environment: more and faster obstacles than the pre-trained policy knows."""
@@ -116,8 +117,11 @@ class Plan:
             return True
         # The network is too small for several cores; the simulator uses the other one.
         torch.set_num_threads(1)
-        if self.live:
-            return self._live(watch)
+        with alone(self.folder):
+            return self._live(watch) if self.live else self._simulated(watch)
+
+    def _simulated(self, watch: Callable[[int, str], bool]) -> bool:
+        """Does what `run` does, in virtual time."""
         cosim = self._cosim()
         if self.resume and self.is_saved:
             self._restore(cosim)
@@ -148,6 +152,9 @@ class Plan:
                 f"--model {self.model} is in {self.folder}, which this run writes to; "
                 "copy it elsewhere first, or give another --out"
             )
+        if self.folder.is_dir():
+            with alone(self.folder):
+                pass
         left = self._left()
         if overwrite or not left:
             return

@@ -27,6 +27,7 @@ import coorp
 from coorp.learn.errors import Mend
 from coorp.sweep import farm, tables
 from coorp.sweep.farm import Job, Tell
+from coorp.sweep.files import alone, replace
 
 POLICIES = "edca,coorp"
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -91,7 +92,7 @@ class Run:
         except coorp.InputError as problem:  # the team is valid, so it is the policy that does not fit
             unfit = str(problem)
         content = {"team": self.team.stem, "setting": self.setting, "result": result, "unfit": unfit}
-        tables.replace(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        replace(self.path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
         return True
 
 
@@ -178,15 +179,16 @@ def _sweep(options: argparse.Namespace, command: str) -> int:
     todo = list(runs) if options.overwrite else [run for run in runs if not _is_done(run, options)]
     for folder in {run.path.parent for run in runs}:
         folder.mkdir(parents=True, exist_ok=True)
-    if options.overwrite:
-        for run in todo:
-            run.path.unlink(missing_ok=True)
-    ended = farm.run([Job(run.name, partial(_run, run)) for run in todo], options.on, options.workers)
-    contents = [content for run in runs if (content := run.kept()) is not None]
-    if contents and all(content["unfit"] for content in contents):
-        raise Mend("\n".join(dict.fromkeys(content["unfit"].replace("error: ", "") for content in contents)))
-    if not ended.stopped and contents:
-        _write(options.out, contents)
+    with alone(options.out):
+        if options.overwrite:
+            for run in todo:
+                run.path.unlink(missing_ok=True)
+        ended = farm.run([Job(run.name, partial(_run, run)) for run in todo], options.on, options.workers)
+        contents = [content for run in runs if (content := run.kept()) is not None]
+        if contents and all(content["unfit"] for content in contents):
+            raise Mend("\n".join(dict.fromkeys(content["unfit"].replace("error: ", "") for content in contents)))
+        if not ended.stopped and contents:
+            _write(options.out, contents)
     return farm.outcome(ended, command)
 
 
@@ -208,7 +210,7 @@ def _is_done(run: Run, options: argparse.Namespace) -> bool:
 
 
 def _write(out: Path, contents: list[dict[str, Any]]) -> None:
-    tables.replace(out / "sweep.json", json.dumps(contents, indent=1, allow_nan=False) + "\n")
+    replace(out / "sweep.json", (json.dumps(contents, indent=1, allow_nan=False) + "\n").encode())
     tables.write_csv(out / "sweep.csv", [_row(content) for content in contents])
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for content in contents:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from coorp.sweep.files import replace
 
 DASH = "-"
 
@@ -51,17 +52,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     table = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    replace(path, text.getvalue())
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes a file so that it is never half written."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    replace(path, text.getvalue().encode())
 
 
 def team_files(team: Path) -> list[Path]:
