@@ -246,10 +246,24 @@ def test_another_run_is_not_gone_on_with(
 def test_bad_checkpoints_are_told_apart(tmp_path: Path, model: Path) -> None:
     good = model.read_bytes()
     bad = tmp_path / "bad.pt"
+    rng = np.random.default_rng(1)
+    flipped = []
+    for place in rng.integers(good.index(b"data.pkl"), len(good), 100).tolist():
+        flipped.append(bytearray(good))
+        flipped[-1][place] ^= 1 << int(rng.integers(8))
     for content in (b"", b"not a checkpoint", good[: len(good) // 2], good[:-20]):
         bad.write_bytes(content)
-        with pytest.raises(CheckpointError, match="truncated or not a file"):
+        with pytest.raises(CheckpointError, match="damaged or not a file"):
             checkpoint.load(bad)
+    network = checkpoint.load_model(model, fit.SHAPE)
+    told = 0
+    for content in flipped:
+        bad.write_bytes(content)
+        try:
+            assert torch.equal(flat(checkpoint.load_model(bad, fit.SHAPE)), flat(network)), "padding was hit"
+        except CheckpointError as problem:
+            told += "damaged or not a file" in str(problem)
+    assert told > 80
     torch.save({"kind": checkpoint.KIND, "version": 99, "content": {}}, bad)
     with pytest.raises(CheckpointError, match="has version 99, but this coorp reads version 2"):
         checkpoint.load(bad)
