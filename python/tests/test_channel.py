@@ -48,7 +48,7 @@ class Count(ParallelEnv[str, Any, Any]):
         ended = {agent: self.ends.get(agent, -1) == self.steps for agent in acting}
         self.agents = [agent for agent in acting if not ended[agent]]
         no = dict.fromkeys(acting, False)
-        return seen, dict.fromkeys(acting, 1.0), ended, no, {agent: {} for agent in acting}
+        return seen, dict.fromkeys(acting, 1.0), ended, no, {agent: {"steps": self.steps} for agent in acting}
 
 
 def test_the_world_follows_the_channel_and_commands_come_late() -> None:
@@ -105,7 +105,7 @@ def test_a_worse_policy_makes_commands_later() -> None:
 
 
 def test_agents_end_one_by_one() -> None:
-    env = Count({"agent_1": 40, "agent_0": 60, "agent_2": 60, "agent_3": 60, "agent_4": 60})
+    env = Count({"agent_1": 40, "agent_0": 43, "agent_2": 45, "agent_3": 60, "agent_4": 60})
     world = OverChannel(env, TEAM, step_s=0.005)
     world.reset(seed=1)
     ended: dict[str, float] = {}
@@ -113,12 +113,13 @@ def test_agents_end_one_by_one() -> None:
         if not world.agents:
             break
         acting = list(world.agents)
-        seen, _, terminated, truncated, _ = world.step(dict.fromkeys(acting, loop))
-        assert set(seen) == set(terminated) == set(truncated) == set(acting)
+        seen, _, terminated, truncated, infos = world.step(dict.fromkeys(acting, loop))
+        assert set(seen) == set(terminated) == set(truncated) == set(infos) == set(acting)
         for agent in acting:
             if terminated[agent]:
                 ended[agent] = seen[agent][0]
-    assert ended == {"agent_1": 40.0, "agent_0": 60.0, "agent_2": 60.0, "agent_3": 60.0, "agent_4": 60.0}
+                assert infos[agent]["steps"] == ended[agent], "its own last one, though others step on"
+    assert ended == {"agent_1": 40.0, "agent_0": 43.0, "agent_2": 45.0, "agent_3": 60.0, "agent_4": 60.0}
     assert world.agents == [] and world.step({}) == ({}, {}, {}, {}, {})
     # And again from the start.
     world.reset(seed=1)
@@ -141,6 +142,8 @@ def test_what_does_not_fit_is_refused() -> None:
         OverChannel(Count(agents=AGENTS[:4]), TEAM, step_s=0.01)
     with pytest.raises(ValueError, match="step_s is the time of one step"):
         OverChannel(Count(), TEAM, step_s=0.0)
+    with pytest.raises(ValueError, match="step_s is the time of one step"):
+        OverChannel(Count(), TEAM, step_s=float("inf"))
     with pytest.raises(coorp.InputError):
         OverChannel(Count(), TEAM, "no-such-policy", step_s=0.01).reset(seed=1)
     with pytest.raises(RuntimeError, match="call reset before step"):

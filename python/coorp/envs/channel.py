@@ -17,6 +17,7 @@ the team file, its bulk is on the channel too.
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -60,7 +61,7 @@ class OverChannel(ParallelEnv[Any, Any, Any]):
         step_s: float,
         idle: Mapping[Any, Any] | None = None,
     ) -> None:
-        if not step_s * NS >= 1:
+        if not 1 <= step_s * NS < math.inf:
             raise ValueError(f"step_s is the time of one step of the environment, in seconds; got {step_s!r}")
         described = check(team)
         agents = list(env.possible_agents)
@@ -92,7 +93,8 @@ class OverChannel(ParallelEnv[Any, Any, Any]):
         both; without one, the channel's is random."""
         chosen = int(np.random.default_rng().integers(SEEDS)) if seed is None else seed
         self._session = Session(self._team, self._policy, seed=chosen)
-        self._observations, self._infos = self.env.reset(seed=seed, options=options)
+        self._observations, infos = self.env.reset(seed=seed, options=options)
+        self._infos = dict(infos)
         self.agents = list(self.env.agents)
         self._now_ns = self._ended_ns = 0
         # What each robot acts on now, and in the world's current step.
@@ -206,7 +208,8 @@ class OverChannel(ParallelEnv[Any, Any, Any]):
         while self.env.agents and self._ended_ns + self._step_ns <= t_ns:
             self._ended_ns += self._step_ns
             acting = {agent: self._acting[agent] for agent in self.env.agents}
-            self._observations, rewards, terminated, truncated, self._infos = self.env.step(acting)
+            self._observations, rewards, terminated, truncated, infos = self.env.step(acting)
+            self._infos.update(infos)  # The last of an agent that has ended stays.
             for agent, reward in rewards.items():
                 self._rewards[agent] = self._rewards.get(agent, 0.0) + float(reward)
             for agent in terminated:
