@@ -57,7 +57,7 @@ def write(path: Path, _tell: Tell) -> bool:
     return True
 
 
-def fail(problem: Exception, _tell: Tell) -> bool:
+def fail(problem: BaseException, _tell: Tell) -> bool:
     raise problem
 
 
@@ -209,6 +209,17 @@ def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
     sweep.communicate(timeout=240)
     wait_for(lambda: all(map(is_gone, pids(tmp_path))), "their processes are gone")
     assert not (tmp_path / "c.started").exists()
+
+
+def test_a_third_ctrl_c_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = farm._Cores(2)
+    for index, name in enumerate("ab"):
+        pool.start(index, Job(name, partial(sleep, tmp_path, name)))
+    processes = list(pool._workers.values())
+    monkeypatch.setattr(processes[0], "join", partial(fail, KeyboardInterrupt(), lambda _: True))
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    wait_for(lambda: not any(process.is_alive() for process in processes), "their processes are gone")
 
 
 def test_jobs_stop_when_the_sweep_is_killed(tmp_path: Path) -> None:

@@ -245,8 +245,8 @@ class _Cores:
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
         with _signals_blocked():
             process.start()
+            self._workers[ours] = process
         theirs.close()
-        self._workers[ours] = process
         return ours
 
     def look(self) -> list[tuple[int, float | End]]:
@@ -276,9 +276,11 @@ class _Cores:
                 pipe.send(_STOP)
 
     def close(self) -> None:
+        # Another signal may interrupt the wait, and Python would wait forever at its end for what is not killed.
+        for process in self._workers.values():
+            process.kill()
         for pipe, process in self._workers.items():
             pipe.close()
-            process.kill()
             process.join()
 
 
