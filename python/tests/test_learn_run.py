@@ -220,6 +220,21 @@ def test_a_run_gone_on_with_ends_as_an_unbroken_one(team: Path, model: Path, tmp
     assert not torch.equal(weights(whole.folder), start), "and has learnt something"
 
 
+def test_a_run_that_catches_up_can_be_stopped(team: Path, model: Path, tmp_path: Path) -> None:
+    whole = planned(team, model, tmp_path / "whole")
+    assert whole.run(lambda second, note: True)
+    run = planned(team, model, tmp_path / "run", seconds=6)
+    assert not run.run(lambda second, note: second < 4)
+    kept = (run.folder / "checkpoint.pt").read_bytes()
+    resumed = planned(team, model, run.folder, resume=True)
+    told: list[tuple[int, str]] = []
+    assert not resumed.run(lambda second, note: told.append((second, note)) or second < 2)
+    assert told == [(1, ", catching up"), (2, ", catching up")]
+    assert files(run.folder) == {"checkpoint.pt": kept}
+    assert planned(team, model, run.folder, resume=True).run(lambda second, note: True)
+    assert run.outcome() == whole.outcome()
+
+
 def test_a_run_can_be_made_longer(team: Path, model: Path, tmp_path: Path) -> None:
     whole = planned(team, model, tmp_path / "whole")
     whole.run(lambda second, note: True)

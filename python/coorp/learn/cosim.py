@@ -156,8 +156,9 @@ class Cosim:
             "learner": None if self.learner is None else self.learner.state(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`, and makes the simulator catch up."""
+    def restore(self, state: dict[str, Any], watch: Callable[[int], bool] = lambda _: True) -> bool:
+        """Restores a result of `state`, and makes the simulator catch up. Calls `watch` after each second, which ends
+        that by returning False. Returns whether the run can go on."""
         self.now_s = state["now_s"]
         self.history = History(**state["history"])
         self._world.restore(state)
@@ -168,3 +169,6 @@ class Cosim:
         self._inference.restore(state)
         for second in range(1, self.now_s + 1):
             self._session.advance(float(second))
+            if not watch(second):
+                return False
+        return True

@@ -123,10 +123,10 @@ class Plan:
     def _simulated(self, watch: Callable[[int, str], bool]) -> bool:
         """Does what `run` does, in virtual time."""
         cosim = self._cosim()
-        if self.resume and self.is_saved:
-            self._restore(cosim)
-        else:
+        if not (self.resume and self.is_saved):
             self._clear()
+        elif not self._restore(cosim, watch):
+            return False
         film = Film(cosim.env, self.seconds)
         with ExitStack() as open_files:
             tape = self._tape(cosim, open_files)
@@ -287,10 +287,10 @@ class Plan:
             )
         return state
 
-    def _restore(self, cosim: Cosim) -> None:
+    def _restore(self, cosim: Cosim, watch: Callable[[int, str], bool]) -> bool:
         state = self._kept()
         try:
-            cosim.restore(state)
+            return cosim.restore(state, lambda second: watch(second, ", catching up"))
         except (KeyError, ValueError, TypeError, AssertionError, RuntimeError) as problem:
             raise CheckpointError(f"{self._checkpoint} does not fit this run ({problem}); give {ANEW}") from problem
 
