@@ -462,6 +462,8 @@ def test_what_belongs_to_a_sweep_needs_one(
     for path, more in ((teams, []), (team, ["--seeds", "2"]), (team, ["--on", "ray"])):
         assert learn(path, model, tmp_path / "runs", *more) == 2
         assert "belong to a sweep; add --sweep" in capsys.readouterr().err
+    assert learn(team, model, tmp_path / "runs", "--sweep", "--seeds", "60000") == 2
+    assert "more than 100,000 runs" in capsys.readouterr().err
     team.unlink()
     assert learn(teams, model, tmp_path / "runs", "--sweep") == 2
     assert "there is no team file" in capsys.readouterr().err

@@ -30,6 +30,7 @@ def sweep(options: argparse.Namespace, policies: list[str], paradigms: list[str]
     if not teams:
         raise Mend(f"there is no team file (*.toml) in {options.team}")
     seeds = range(options.seed, options.seed + (options.seeds or 1))
+    farm.check_count(len(teams) * len(policies) * len(paradigms or ("the team's",)) * len(seeds))
     folders = {(team, seed): options.out / f"{team.stem}-seed{seed}" for team, seed in product(teams, seeds)}
     if options.resume and not any(folder.exists() for folder in folders.values()):
         raise Mend(f"there is nothing in {options.out} to resume; omit --resume, or give another --out")

@@ -107,6 +107,12 @@ def whole(text: str, least: int, most: int) -> int:
     return int(text)
 
 
+def check_count(runs: int) -> None:
+    """Raises if these are more runs than a sweep may have."""
+    if runs > RUNS_MAX:
+        raise Mend(f"these are more than {RUNS_MAX:,} runs; give fewer seeds, policies or teams")
+
+
 def run(jobs: Sequence[Job], where: str | None = None, at_once: int | None = None) -> Ended:
     """Runs all jobs, `at_once` at a time, and shows their progress on stderr.
 

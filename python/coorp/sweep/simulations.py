@@ -159,8 +159,7 @@ def plan(options: argparse.Namespace) -> list[Run]:
         raise Mend(f"there is no team file (*.toml) in {options.teams}")
     policies = list(dict.fromkeys(name.strip() for name in options.policy.split(",")))
     seeds = range(options.seed, options.seed + (options.seeds or 1))
-    if len(teams) * len(policies) * len(seeds) > farm.RUNS_MAX:
-        raise Mend(f"these are more than {farm.RUNS_MAX:,} runs; give fewer seeds, policies or teams")
+    farm.check_count(len(teams) * len(policies) * len(seeds))
     for team, policy in product(teams, policies):
         coorp.check(team)
         try:
