@@ -246,6 +246,8 @@ def test_a_robot_sees_and_drives_in_the_world_from_the_beginning_on(stage: Stage
     until(lambda: not np.array_equal(unpacked(0, one.perceive()[1]).vector[:2], still.vector[:2]), "it drives")
     other.epoch_ended()
     until(lambda: stage.is_over, "two seconds end")
+    other.epoch_ended()
+    other.perceive()
     assert stage.history.t_s == [1, 2] and len(stage.history.epochs_s) == 1
     assert [at for at, _ in stage.frames] == [frame * NS // 10 for frame in range(21)]
     assert stage.lost is None
@@ -267,6 +269,7 @@ def test_robots_are_told_that_the_run_does_not_go_on(tmp_path: Path) -> None:
     one.begins(time.monotonic_ns() - NS)
     until(lambda: not one.perceive()[0], "the second's end is the run's")
     assert stage.is_over and stage.now_s == 1
+    assert len(stage.frames) == 11, "the film of a run that ended early"
     one.close()
     serving.join()
     assert stage.lost is None

@@ -330,7 +330,7 @@ class Plan:
         if lived.model is not None:
             self._save_model(lived.model)
         if self.gif:
-            film = Film(env, self.seconds)
+            film = Film(env, lived.seconds)
             for at_ns, state in lived.frames:
                 env.set_state(state)
                 film.on_loop_ended(at_ns)

@@ -23,6 +23,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ class Stage:
 
     def __init__(self, world: World, path: Path, seconds: int, watch: Callable[[int], bool]) -> None:
         self.history = History()
-        self.frames: list[tuple[int, dict[str, Any]]] = []
+        self.frames: deque[tuple[int, dict[str, Any]]] = deque(maxlen=FRAMES_S * FRAMES_HZ + 1)
         """States of the environment in the last seconds, with their times."""
         self.now_s = 0
         """Whole seconds so far."""
@@ -136,7 +137,7 @@ class Stage:
         self._seconds = seconds
         self._watch = watch
         self._began_ns: int | None = None
-        self._next_frame_ns = max(0, seconds - FRAMES_S) * NS
+        self._next_frame_ns = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(os.fspath(path))
@@ -192,7 +193,8 @@ class Stage:
             self._world.env.advance_to_ns(now_ns)
             self._world.env.set_velocity(robot, _DRIVES.unpack(message)[1:])
         elif kind == b"E":
-            self.history.epochs_s.append(now_ns / NS)
+            if not self.is_over:
+                self.history.epochs_s.append(now_ns / NS)
         elif kind == b"B":
             if self._began_ns is None:
                 self._began_ns = _BEGINS.unpack(message)[1]

@@ -123,7 +123,7 @@ def _result(setting: Setting, folder: Path, stage: Stage, waited: float | None) 
         emulator=json.loads((folder / EMULATOR).read_text(encoding="utf-8")),
         waited=waited,
         model=checkpoint.load_model(folder / MODEL, SHAPE) if (folder / MODEL).exists() else None,
-        frames=stage.frames,
+        frames=list(stage.frames),
     )
 
 
