@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -33,6 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from lib.edit import changed_key
+from lib.learning import outcomes
 from lib.simulator import MADE, REPOSITORY
 from lib.table import number, percent, show
 
@@ -128,13 +129,8 @@ class Job:
 
 
 def run(jobs: list[Job], *, resume: bool) -> dict[Job, Outcome]:
-    """Runs all jobs, on Ray where it is installed; those that are finished only anew unless `resume`."""
-    from coorp.learn import sweep
-
-    plans, ended = sweep.run((job.plan(resume=resume) for job in jobs), overwrite=not resume)
-    if ended.failed or ended.stopped:
-        sys.exit("\n".join(["some runs have no result; --resume leaves the others", *ended.failed.values()]))
-    return {job: each.outcome() for job, each in zip(jobs, plans, strict=True)}
+    """Runs all jobs."""
+    return dict(zip(jobs, outcomes((job.plan(resume=resume) for job in jobs), resume=resume), strict=True))
 
 
 def mean_reward(run: Outcome) -> float:
@@ -145,9 +141,8 @@ def mean_reward(run: Outcome) -> float:
 def write_team() -> None:
     """Writes the example with larger batches and fewer rounds."""
     text = EXAMPLE.read_text()
-    for field, value in (("batch_loops", BATCH_LOOPS), ("rounds", ROUNDS)):
-        text, count = re.subn(rf"^{field} = \d+", f"{field} = {value}", text, flags=re.MULTILINE)
-        assert count == 1, f"{EXAMPLE} has {count} {field}"
+    for key, value in (("batch_loops", BATCH_LOOPS), ("rounds", ROUNDS)):
+        text = changed_key(text, "learning", key, str(value))
     OUT.mkdir(parents=True, exist_ok=True)
     TEAM.write_text(text)
 

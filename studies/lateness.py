@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import re
 import sys
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import driver
+from lib.edit import changed_key
+from lib.learning import outcomes
 from lib.simulator import MADE, PARALLEL, REPOSITORY
 from lib.table import number, percent, show
 
@@ -51,7 +52,6 @@ SEEDS, MINUTES = 10, 10.0
 QUICK_SEEDS, QUICK_MINUTES, QUICK_DELAYS_MS = 1, 0.2, (0, 100)
 SIMULATED_S = 120.0
 SIGNIFICANT_P = 0.05
-FIGURE_BOUND_MS = 33
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,8 @@ class Sums(driver.Sums):
 def team(bound_ms: int) -> Path:
     """Writes the example with another bound, and a loop per bound. Returns its file."""
     text = EXAMPLE.read_text()
-    for field, value in (("rate_hz", str(round(1000 / bound_ms))), ("bound", f'"{bound_ms}ms"')):
-        text, count = re.subn(rf"^{field} = \S+", f"{field} = {value}", text, flags=re.MULTILINE)
-        assert count == 1, f"{EXAMPLE} has {count} {field}"
+    for key, value in (("rate_hz", str(round(1000 / bound_ms))), ("bound", f'"{bound_ms}ms"')):
+        text = changed_key(text, "control", key, value)
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"bound-{bound_ms}ms.toml"
     if not file.exists() or file.read_text() != text:
@@ -123,15 +122,11 @@ def plan(case: Case, seed: int, minutes: float, *, resume: bool) -> Plan:
 
 def run(cases: list[Case], seeds: range, minutes: float, *, resume: bool) -> dict[Case, Sums]:
     """Runs all cases."""
-    from coorp.learn import sweep
-
     jobs = list(product(cases, seeds))
-    plans, ended = sweep.run((plan(*job, minutes, resume=resume) for job in jobs), overwrite=not resume)
-    if ended.failed or ended.stopped:
-        sys.exit("\n".join(["some runs have no result; --resume leaves the others", *ended.failed.values()]))
     sums = {case: Sums() for case in cases}
-    for (case, _), each in zip(jobs, plans, strict=True):
-        sums[case].take(each.outcome())
+    runs = outcomes((plan(*job, minutes, resume=resume) for job in jobs), resume=resume)
+    for (case, _), each in zip(jobs, runs, strict=True):
+        sums[case].take(each)
     return sums
 
 
@@ -224,26 +219,26 @@ def print_delays(late: dict[tuple[float, int], driver.Sums], *, markdown: bool) 
     show(titles, rows, markdown=markdown)
 
 
-def reactions() -> dict[str, float]:
+def reactions(bound_ms: int) -> dict[str, float]:
     """Returns each policy's mean reaction time beyond that without bulk, in ms."""
     import coorp
 
     found: dict[str, float] = {}
     for policy in POLICIES:
-        reaction = coorp.simulate(team(FIGURE_BOUND_MS), policy, seed=1, duration_s=SIMULATED_S).reaction_ms
+        reaction = coorp.simulate(team(bound_ms), policy, seed=1, duration_s=SIMULATED_S).reaction_ms
         assert reaction is not None
         found[policy] = reaction["mean"]
     return {policy: mean - found[NO_BULK] for policy, mean in found.items()}
 
 
-def draw(path: Path, sums: dict[Case, Sums], late: dict[tuple[float, int], driver.Sums]) -> None:
+def draw(path: Path, sums: dict[Case, Sums], late: dict[tuple[float, int], driver.Sums], bound_ms: int) -> None:
     """Draws the curves against the delay, with the policies where they are."""
     from coorp.learn import report
     from coorp.learn.outcome import poisson_interval
 
     plt = report.plt
     figure, both = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    beyond = reactions()
+    beyond = reactions(bound_ms)
     for axes, what in zip(both, ("collisions", "near_misses"), strict=True):
         for marker, speed_mps in zip("osD", SPEEDS_MPS, strict=True):
             delays = [delay for speed, delay in late if speed == speed_mps]
@@ -254,7 +249,7 @@ def draw(path: Path, sums: dict[Case, Sums], late: dict[tuple[float, int], drive
             axes.plot(delays, rates, color="#5a6675", lw=1)
             axes.annotate(f"{speed_mps:g} m/s", (delays[-1], rates[-1]), xytext=(4, 0), textcoords="offset points")
             for policy in POLICIES:
-                each = sums[Case(speed_mps, FIGURE_BOUND_MS, policy)]
+                each = sums[Case(speed_mps, bound_ms, policy)]
                 value = getattr(each, what) / each.hours
                 label = policy if speed_mps == SPEEDS_MPS[0] else None
                 axes.plot(beyond[policy], value, marker, color=report.COLOURS[policy], label=label, ms=5)
@@ -262,9 +257,17 @@ def draw(path: Path, sums: dict[Case, Sums], late: dict[tuple[float, int], drive
         axes.set_xlabel("command later than without bulk, ms")
         axes.set_ylabel(f"{what.replace('_', ' ')} per robot-hour")
         axes.spines[["top", "right"]].set_visible(False)
-    both[0].legend(title=f"policy, at a bound of {FIGURE_BOUND_MS} ms", frameon=False)
+    both[0].legend(title=f"policy, at a bound of {bound_ms} ms", frameon=False)
     figure.savefig(path, dpi=110)
     print(f"drawn: {path}")
+
+
+def numbers(text: str) -> list[int]:
+    """Parses whole numbers from 1 on; argparse reports what is none."""
+    found = [int(number) for number in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
 
 
 def main() -> int:
@@ -275,7 +278,13 @@ def main() -> int:
     parser.add_argument("--figure", type=Path, default=OUT / "lateness.png", help="where to draw")
     parser.add_argument("--seeds", type=int, help=f"number of seeds [{SEEDS}]")
     bounds = ",".join(map(str, BOUNDS_MS))
-    parser.add_argument("--bounds", default=bounds, help=f"reaction bounds, in ms [{bounds}]")
+    parser.add_argument(
+        "--bounds",
+        type=numbers,
+        default=bounds,
+        metavar="MS,…",
+        help=f"reaction bounds; the figure has the first [{bounds}]",
+    )
     parser.add_argument("--minutes", type=float, help=f"driving time per run [{MINUTES:g}]")
     arguments = parser.parse_args()
     missing = [name for name in ("coorp", "torch") if importlib.util.find_spec(name) is None]
@@ -285,7 +294,7 @@ def main() -> int:
     quick = arguments.quick
     seeds = range(1, 1 + (arguments.seeds or (QUICK_SEEDS if quick else SEEDS)))
     minutes = arguments.minutes or (QUICK_MINUTES if quick else MINUTES)
-    bounds_ms = [FIGURE_BOUND_MS] if quick else [int(bound) for bound in arguments.bounds.split(",")]
+    bounds_ms = [BOUNDS_MS[0]] if quick else arguments.bounds
     cases = [Case(*case) for case in product(SPEEDS_MPS, bounds_ms, POLICIES)]
     sums = run(cases, seeds, minutes, resume=arguments.resume)
     print_policies(sums, markdown=arguments.markdown)
@@ -296,7 +305,7 @@ def main() -> int:
         for job, found in zip(jobs, pool.map(drive_late, jobs), strict=True):
             late.setdefault((job.speed_mps, job.delay_ms), driver.Sums()).add(found)
     print_delays(late, markdown=arguments.markdown)
-    draw(arguments.figure, sums, late)
+    draw(arguments.figure, sums, late, bounds_ms[0])
     if quick:
         print("seconds show nothing; this only checks that everything runs")
     return 0
