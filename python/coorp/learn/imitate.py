@@ -186,9 +186,9 @@ class Imitation:
         began_s = time.monotonic()
         for number in range(rounds):
             guided = self._rng.random(TEAMS) < (1.0 if number == 0 else GUIDED)
-            before = self._counts()
+            before = self._teams.tally()
             self.gather(guided)
-            made = (self._counts() - before)[~guided].sum(axis=0)
+            made = (self._teams.tally() - before)[~guided].sum(axis=0)
             mean = self.train(STEPS)
             print(
                 f"round {number + 1} of {rounds}, {time.monotonic() - began_s:.0f} s: loss {mean:.3f}; "
@@ -197,11 +197,6 @@ class Imitation:
             )
         mean = self.train(FINAL_STEPS)
         print(f"{FINAL_STEPS} last steps, {time.monotonic() - began_s:.0f} s: loss {mean:.3f}", flush=True)
-
-    def _counts(self) -> NDArray[np.int64]:
-        """Returns each team's arrivals, collisions and timeouts so far."""
-        tallies = [env.tally() for env in self._teams.envs]
-        return np.array([[it.arrivals.sum(), it.collisions.sum(), it.timeouts.sum()] for it in tallies])
 
 
 def main() -> int:

@@ -64,11 +64,10 @@ class Teams:
             ended[number, env.take_events()["robot"]] = True
         return rewards, ended
 
-    def tally(self) -> tuple[int, int, int]:
-        """Returns arrivals, collisions and timeouts since the start."""
+    def tally(self) -> np.ndarray:
+        """Returns each team's arrivals, collisions and timeouts since the start."""
         tallies = [env.tally() for env in self.envs]
-        sums = [(int(t.arrivals.sum()), int(t.collisions.sum()), int(t.timeouts.sum())) for t in tallies]
-        return sum(s[0] for s in sums), sum(s[1] for s in sums), sum(s[2] for s in sums)
+        return np.array([[it.arrivals.sum(), it.collisions.sum(), it.timeouts.sum()] for it in tallies])
 
 
 def gather(network: Network, teams: Teams, rng: np.random.Generator) -> list[Transitions]:
@@ -109,7 +108,7 @@ def pretrain(minutes: float, seed: int, hyper: Hyper) -> Network:
         ppo.train(network, optimiser, batch, PASSES)
         if (number + 1) % REPORT_EVERY == 0:
             now = teams.tally()
-            arrivals, collisions, timeouts = (b - a for a, b in zip(before, now, strict=True))
+            arrivals, collisions, timeouts = (now - before).sum(axis=0)
             before = now
             print(
                 f"batch {number + 1} of {batches}: reward per robot and second {np.mean(rewards[-REPORT_EVERY:]):.3f}, "
