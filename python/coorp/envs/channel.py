@@ -30,9 +30,10 @@ from pettingzoo import ParallelEnv
 from coorp import EventKind, Result, Session, check
 
 PERCEPTIONS_KEPT = 8
-"""Maximum number of a robot's perceptions in flight; later ones replace the oldest."""
+"""Maximum number of a robot's perceptions in flight; later ones replace the oldest. A robot waits for a command after
+each, but not forever."""
 ROUNDS_KEPT = 64
-"""Maximum number of loops with commands in flight; the simulator has the same limit."""
+"""Maximum number of rounds with commands in flight; the simulator has the same limit."""
 SILENT_MAX_S = 60.0
 """Virtual time without a loop after which the team does not work."""
 NS = 1_000_000_000

@@ -10,8 +10,8 @@ This module decides:
 - COLLECT to BATCH_FULL: loops are collected, see inference.py.
 - Training: see learner.py.
 
-Nothing here reads a clock. The simulator runs one chunk ahead on another core, which does not change the result either.
-Time advances in whole virtual seconds, the only points at which a run can be stopped and resumed.
+Nothing here reads a clock. The simulator runs one second ahead on another core, which changes no result either. Time
+advances in whole virtual seconds, the only points at which a run can be stopped and resumed.
 
 Left out: any planning by a robot between its perception and its command.
 """
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from coorp import EventKind, Session
 from coorp.envs import Navigation
+from coorp.envs.channel import PERCEPTIONS_KEPT, ROUNDS_KEPT
 from coorp.learn.driver import Driver
 from coorp.learn.fit import velocities
 from coorp.learn.inference import Floats, Inference, Perception
@@ -40,10 +41,6 @@ from coorp.learn.world import NS, World
 PERCEPTION, PERCEPTION_IN = int(EventKind.PERCEPTION), int(EventKind.PERCEPTION_IN)
 INFER, COMMAND_IN, LOOP_ENDED = int(EventKind.INFER), int(EventKind.COMMAND_IN), int(EventKind.LOOP_ENDED)
 COLLECT, EPOCH = int(EventKind.COLLECT), int(EventKind.EPOCH)
-ROUNDS_KEPT = 64
-"""Maximum number of rounds with commands in flight; the simulator has the same limit."""
-PERCEPTIONS_KEPT = 8
-"""Maximum number of a robot's perceptions in flight; it waits for a command after each, but not forever."""
 
 
 class Cosim:
