@@ -19,7 +19,7 @@ import pytest
 
 import coorp
 from coorp.learn.errors import Mend
-from coorp.sweep import farm
+from coorp.sweep import farm, tables
 from coorp.sweep.farm import Job, Tell
 from coorp.sweep.files import alone
 from coorp.sweep.simulations import _duration, main
@@ -364,6 +364,13 @@ def test_the_command_sweeps(teams: Path, tmp_path: Path) -> None:
     done = subprocess.run([*command, "--out", str(tmp_path / "runs"), "--on", "cores"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "2 runs: " in done.stdout and done.stderr == ""
+
+
+def test_figures_that_some_runs_lack_have_a_mean_of_the_others() -> None:
+    values = [1.0, float("nan"), 3.0, None]
+    assert tables.mean(values) == 2.0 and tables.standard_error(values) == 1.0
+    lacking = [float("nan"), float("nan")]
+    assert tables.shown(tables.mean(lacking)) == tables.shown(tables.standard_error(lacking)) == "-"
 
 
 def test_times_have_units() -> None:

@@ -31,13 +31,18 @@ def lay_out(titles: Sequence[str], rows: Sequence[Sequence[str]], names: int) ->
 
 def mean(values: Iterable[float | None]) -> float:
     """Returns the mean of what there is; NaN if there is nothing."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
+    found = _known(values)
     return statistics.fmean(found) if found else math.nan
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Returns the standard error of a mean; NaN for a single value."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+def standard_error(values: Iterable[float | None]) -> float:
+    """Returns the standard error of that mean; NaN for a single value."""
+    found = _known(values)
+    return statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def shown(value: float, digits: int = 1, suffix: str = "") -> str:
