@@ -204,6 +204,19 @@ def test_what_is_learnt_does_not_change_when_things_happen(team: Path) -> None:
     assert frozen.history.reward != learning.history.reward, "it explores"
 
 
+def test_a_run_that_was_ended_does_not_lose_a_second(team: Path) -> None:
+    run = cosim(team)
+    run.run(3, lambda second: second < 2)
+    with pytest.raises(RuntimeError, match="restore its state in another one"):
+        run.run(3)
+    other = cosim(team)
+    assert other.restore(run.state())
+    other.run(3)
+    whole = cosim(team)
+    whole.run(3)
+    assert vars(other.history) == vars(whole.history)
+
+
 @pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
 def test_a_run_gone_on_with_ends_as_an_unbroken_one(team: Path, model: Path, tmp_path: Path, sync: str) -> None:
     staleness = 1 if sync == "ssp" else None

@@ -74,7 +74,8 @@ class Cosim:
         self._commands: dict[int, Floats] = {}
 
     def run(self, until_s: int, watch: Callable[[int], bool] = lambda _: True) -> None:
-        """Continues up to a virtual second. Calls `watch` after each second, which ends the run by returning False."""
+        """Continues up to a virtual second. Calls `watch` after each second, which ends the run by returning False. It
+        then goes on only from its state, in another object: the simulator is ahead."""
         for second, events in self._seconds(until_s):
             self._follow(events)
             self._world.end_second(second, self.history)
@@ -88,6 +89,8 @@ class Cosim:
         """Yields the events second by second; the simulator runs one second ahead."""
         if self.now_s >= until_s:
             return
+        if self._session.now_s != self.now_s:
+            raise RuntimeError("this run was ended; restore its state in another one to go on")
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._session.advance, float(self.now_s + 1))
             for second in range(self.now_s + 1, until_s + 1):
