@@ -174,9 +174,9 @@ impl Identity {
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
                 return Err(Error::Keys(format!(
-                    "{} is missing: create the team's keys with 'coorp keys init'; if another machine has them, bring \
-                     this robot's here by 'coorp keys bundle' and 'coorp keys install'. Or, on a network that nobody \
-                     else can reach, run without keys: --insecure, in Python insecure=True",
+                    "{} is missing: create the team's keys with 'coorp keys init', or bring them here from where they \
+                     were made, by 'coorp keys bundle' and 'coorp keys install'. Or, on a network that nobody else can \
+                     reach, run without keys: --insecure, in Python insecure=True",
                     file.display()
                 )));
             }
