@@ -1,4 +1,4 @@
-"""The few charts of docs/papers.md: distributions, and arrivals over time."""
+"""The few charts of docs/papers.md: distributions, growth with intervals, and arrivals over time."""
 
 from __future__ import annotations
 
@@ -66,6 +66,29 @@ def distributions(
         axis.set(title=title, xlabel=unit, xlim=span, ylim=(0, 1))
     axes[0][0].set_ylabel("share at or below")
     axes[0][0].legend(frameon=False, loc="lower right")
+    return _save(figure, name)
+
+
+def growth(name: str, panels: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], *, first_s: float) -> str:
+    """Rewards of several runs by the second from `first_s` on, one panel for each title: the mean over runs, and its
+    standard error. Each array is of shape (runs, seconds)."""
+    figure, axes = _new(len(panels))
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+        for policy, rewards in curves.items():
+            at = np.linspace(0, rewards.shape[1] - 1, POINTS // 2).astype(int)
+            minutes, mean = (first_s + at) / 60.0, rewards.mean(axis=0)[at]
+            [line] = axis.plot(minutes, mean, label=policy, color=COLOURS.get(policy), linewidth=1.4)
+            if len(rewards) > 1:
+                error = rewards.std(axis=0, ddof=1)[at] / len(rewards) ** 0.5
+                axis.fill_between(
+                    minutes, mean - error, mean + error, color=line.get_color(), alpha=0.15, linewidth=0.0
+                )
+        axis.set(title=title, xlabel="minutes")
+    low, high = min(each.get_ylim()[0] for each in axes[0]), max(each.get_ylim()[1] for each in axes[0])
+    for axis in axes[0]:
+        axis.set_ylim(low, high)
+    axes[0][0].set_ylabel("reward per robot and second")
+    axes[0][0].legend(frameon=False, loc="upper left")
     return _save(figure, name)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from papers import charts
 from papers.outcome import Claim, Found, Outcome, Table
 
 POLICIES = ("edca", "schedwifi", "coorp-paper", "coorp")
@@ -30,11 +31,13 @@ def growth(
     jobs = [convergence.Job(policy, sync, seed, minutes) for sync in syncs for policy in policies for seed in seeds]
     runs = convergence.run(jobs, resume=resume)
     rows: list[list[str]] = []
+    panels: dict[str, dict[str, convergence.Rewards]] = {}
     for sync in syncs:
         curves = {
             policy: convergence.curves([runs[convergence.Job(policy, sync, s, minutes)] for s in seeds], smooth_s)
             for policy in policies
         }
+        panels[sync.upper()] = curves
         grown = {policy: (own - own[:, :1]).mean(axis=0) for policy, own in curves.items()}
         there = convergence.reached(curves, smooth_s)
         for policy in policies:
@@ -54,6 +57,9 @@ def growth(
                 text = f"{100 * (ratio - 1):+.0f} % in the mean of the second half"
                 out.claims["faster"] = Claim(1.0 < ratio <= 1.9, text)
     titles = ["", "growth of the reward", "standard error", *convergence.REACHED_TITLES, "epoch, s"]
+    name = charts.growth("deng-figure-9.svg", panels, first_s=smooth_s / 2)
+    of = f"a mean over {smooth_s // 60} minutes"
+    out.charts = {name: f"Reward while learning ({of}): the mean of {len(seeds)} seeds, and its standard error"}
     title = "Reward per robot and second at the end less at the start, and when it reaches half of edca's growth."
     out.tables.append(Table(title, titles, rows))
     return out

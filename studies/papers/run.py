@@ -61,7 +61,7 @@ FULL = Effort(
     deng.Effort(60.0, range(1, 4), settings=True, live_s=0.0),
     ([10, 30, 50, 70, 90, 110, 130, 150], 500),
     lee.Effort(10, 20.0),
-    180,
+    90,
     draw=True,
 )
 QUICK = Effort(

@@ -14,7 +14,6 @@
 //! them there until it is done with them, so they are not copied either.
 
 use crate::packet::{Packet, StationId};
-use crate::wnic::Frame;
 use coorp_core::codel::{self, Codel};
 use coorp_core::Instant;
 
@@ -47,6 +46,20 @@ impl Default for Config {
             codel: Some(codel::Config::default()),
         }
     }
+}
+
+/// The WNIC's data about a packet inside it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Frame {
+    pub sequence: u32,
+    pub lane: u16,
+    /// The number of packets of the same category that the driver had not completed when this one entered.
+    pub ahead: u16,
+    pub tries: u8,
+    /// Whether the receiver has the packet.
+    pub received: bool,
+    /// Whether the sender knows that.
+    pub acknowledged: bool,
 }
 
 /// A packet in the queue or in the WNIC. `next` also links the free nodes of the slab.

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use coorp_core::Instant;
 
 use crate::config::Wnic;
-use crate::fq_codel::{self, FqCodel, Node, Taken};
+use crate::fq_codel::{self, FqCodel, Frame, Node, Taken};
 use crate::packet::{AccessCategory, Packet, StationId};
 
 /// MAC header of a QoS data frame, LLC/SNAP and frame check sequence, in bytes.
@@ -19,20 +19,6 @@ const MPDU_OVERHEAD_BYTES: u32 = 26 + 8 + 4;
 const DELIMITER_BYTES: u32 = 4;
 /// A station to which nothing was ever sent.
 const NO_LANE: u16 = u16::MAX;
-
-/// The WNIC's data about a packet inside it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Frame {
-    pub sequence: u32,
-    pub lane: u16,
-    /// The number of packets of the same category that the driver had not completed when this one entered.
-    pub ahead: u16,
-    pub tries: u8,
-    /// Whether the receiver has the packet.
-    pub received: bool,
-    /// Whether the sender knows that.
-    pub acknowledged: bool,
-}
 
 /// A packet inside the WNIC: the category, and the place in the slab of that category's host queue.
 #[derive(Clone, Copy, Debug)]

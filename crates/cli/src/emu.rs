@@ -18,8 +18,8 @@ use crate::number::parse_duration;
 /// Options of `coorp emu`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Environment of the program: COORP_ROBOT, its robot's name; COORP_LEADER, the access \
-    point's; COORP_TEAM, the team file; COORP_ADDRESSES, its own addresses, wlan0's first; COORP_NETWORK, all \
+    after_help = "Environment of the program: COORP_ROBOT, its robot's name; COORP_LEADER, the \
+    leader's; COORP_TEAM, the team file; COORP_ADDRESSES, its own addresses, wlan0's first; COORP_NETWORK, all \
     robots' addresses; COORP_OUTQUEUE, interfaces that report what was sent. Robots' names resolve. Different \
     programs: coorp emu team.toml -- sh -c 'case $COORP_ROBOT in base) ./serve;; *) ./drive;; esac'"
 )]

@@ -51,7 +51,7 @@ pub struct Args {
     /// Inject faults: robots die, freeze and restart, messages get lost, and clocks step
     #[arg(long)]
     faults: bool,
-    /// Inject the faults into the robots' real nodes, with QUIC and disks, in virtual time, instead of into simulated
+    /// Inject the faults into the robots' real nodes, with QUIC and disks, in virtual time, and not into simulated
     /// robots; the air is a plain network, and the policy is coorp
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[arg(long, requires = "faults", conflicts_with_all = ["policy", "duration", "replay", "html"])]

@@ -42,7 +42,7 @@ mod turns;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-pub use config::{Completions, ControlLoop, RobotConfig, Sight, Windows, LOOK_HELD, LOOK_OPEN, ROBOTS_MAX};
+pub use config::{ControlLoop, RobotConfig, Windows, LOOK_HELD, LOOK_OPEN, ROBOTS_MAX};
 pub use flow::{FlowKey, FLOWS_MAX};
 pub use global::PermitState;
 pub use input::{Answer, Input};

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use coorp_core::{Duration, Instant};
 use rustix::process::Signal;
 
+use crate::error::Error;
 use crate::namespace::Namespace;
 use crate::programs::{Lines, Program};
 use crate::pump::Clock;
 use crate::report::Fate;
-use crate::run::Error;
 
 /// Time limit for a companion to create its interface.
 const READY_WITHIN: Duration = Duration::from_secs(10);

@@ -32,6 +32,7 @@
 
 pub mod channel;
 mod companion;
+mod error;
 #[allow(unsafe_code)]
 mod ffi;
 mod frame;
@@ -46,5 +47,7 @@ mod timing;
 pub mod trouble;
 
 pub use companion::Companion;
+pub use error::Error;
+pub use programs::Stream;
 pub use report::Report;
-pub use run::{run, Error, Options, Stream};
+pub use run::{run, Options};

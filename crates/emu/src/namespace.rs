@@ -22,10 +22,10 @@ use rustix::fs::{flock, FlockOperation};
 use rustix::process::{kill_process, Pid, Signal};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 
+use crate::error::Error;
 use crate::ffi;
 use crate::frame::Mac;
 use crate::outqueue::OutQueue;
-use crate::run::Error;
 
 const PREFIX: &str = "coorp-";
 /// The folders in which iproute2 keeps the namespaces' names, and their replacements for files of `/etc`.

@@ -13,7 +13,14 @@ use rustix::process::{kill_process_group, Pid, Signal};
 use crate::ffi;
 use crate::namespace::Namespace;
 use crate::report::Fate;
-use crate::run::Stream;
+
+/// One of a program's two outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
 
 /// Receives output lines: the robot's name, the stream, and the line without its line ending.
 pub type Lines = Arc<dyn Fn(&str, Stream, &[u8]) + Send + Sync>;

@@ -1,7 +1,6 @@
 //! A run from start to end: namespaces, the pump, programs, scripted deaths, signals, cleanup.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,6 +16,7 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::companion::{self, Attendant, Companion};
+use crate::error::Error;
 use crate::identity::{environment, hosts, interface, name, numbers};
 use crate::namespace::{Card, Interface, Lock, Namespace};
 use crate::programs::{exists, Lines, Program};
@@ -58,33 +58,6 @@ impl Options {
         }
     }
 }
-
-/// One of a program's two outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Stream {
-    Stdout,
-    Stderr,
-}
-
-/// The reason why a run did not start or did not finish.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Error {
-    /// Something is missing, or the user must fix something; the text says what and how.
-    Unable(String),
-    /// The run was aborted: a bug, or the machine ran out of a resource.
-    Broken(String),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Unable(text) | Error::Broken(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// Signals that end a run, and a way to sleep until one arrives or a program ends.
 struct Signals {

@@ -17,7 +17,7 @@ use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
 use crate::bell::{timespec, Bell};
-use crate::domain::{Command, EndpointId, Shared};
+use crate::domain::{Command, Shared};
 use crate::host::{Member, ENDPOINTS_MAX, MEMBERS_MAX, PEERS_MAX};
 use crate::hosting::Hosting;
 use crate::memory::View;
@@ -26,7 +26,7 @@ use crate::receiver::{Incoming, Source};
 use crate::ring::{Ring, ARENA_BYTES_MAX};
 use crate::sender::Outgoing;
 use crate::socket::{self, Packet};
-use crate::wire::{self, FromHost, Limit, Misunderstood, OnLink, Role, ToHost, VERSION};
+use crate::wire::{self, EndpointId, FromHost, Limit, Misunderstood, OnLink, Role, ToHost, VERSION};
 use crate::Error;
 
 /// The wait before looking for the host again: the first time, and at most.

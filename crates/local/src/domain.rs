@@ -1,13 +1,9 @@
 //! A process's membership of a domain, from which it opens senders and receivers.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use rustix::rand::{getrandom, GetRandomFlags};
-use serde::{Deserialize, Serialize};
 
 use crate::attendant::Attendant;
 use crate::bell::{after, Bell};
@@ -15,30 +11,8 @@ use crate::name::Name;
 use crate::receiver::{Incoming, Receiver, ReceiverOptions};
 use crate::sender::{Outgoing, Sender, SenderOptions};
 use crate::sync::lock;
+use crate::wire::EndpointId;
 use crate::{socket, Error};
-
-/// Identifies a sender or a receiver.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct EndpointId(u128);
-
-impl EndpointId {
-    fn random() -> Result<Self, Error> {
-        let mut bytes = [0; 16];
-        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(Error::system("get random bytes"))?;
-        Ok(Self(u128::from_le_bytes(bytes)))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of(number: u128) -> Self {
-        Self(number)
-    }
-}
-
-impl fmt::Debug for EndpointId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
 
 /// The options for joining a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

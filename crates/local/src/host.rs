@@ -6,8 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::domain::EndpointId;
-use crate::wire::{Limit, Role};
+use crate::wire::{EndpointId, Limit, Role};
 
 /// The maximum number of endpoints of one process.
 pub const ENDPOINTS_MAX: usize = 1024;

@@ -7,10 +7,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use crate::domain::EndpointId;
 use crate::host::{Directory, Member, MEMBERS_MAX};
 use crate::socket::{self, Packet};
-use crate::wire::{self, FromHost, Misunderstood, Role, ToHost};
+use crate::wire::{self, EndpointId, FromHost, Misunderstood, Role, ToHost};
 
 /// The number of packets taken from one member before the others have their turn.
 const BURST: usize = 64;

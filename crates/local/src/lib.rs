@@ -65,7 +65,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use domain::{Domain, DomainOptions, EndpointId};
+pub use domain::{Domain, DomainOptions};
 pub use error::{Error, Shortage};
 pub use host::{ENDPOINTS_MAX, MEMBERS_MAX, PEERS_MAX};
 pub use layout::{HEADER_BYTES_MAX, PARTS_MAX};
@@ -74,3 +74,4 @@ pub use receiver::{wait_any, Payload, Receiver, ReceiverOptions};
 pub use ring::{HELD_MESSAGES_MAX, QUEUE_MESSAGES_MAX};
 pub use sender::{Kept, Loan, Sender, SenderOptions, Unsent, WhenFull};
 pub use store::EAGER_BYTES_MAX;
+pub use wire::EndpointId;

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::bell::{self, after, Bell};
-use crate::domain::{Core, EndpointId};
+use crate::domain::Core;
 use crate::layout::{self, Shape};
 use crate::memory::View;
 use crate::name::Name;
 use crate::ring::{Entry, Ring};
 use crate::sync::lock;
+use crate::wire::EndpointId;
 use crate::Error;
 
 /// The longest spin; for longer waits, sleeping is better.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::bell::{after, Bell};
-use crate::domain::{Core, EndpointId};
+use crate::domain::Core;
 use crate::error::Shortage;
 use crate::layout::{self, Shape};
 use crate::memory::Arena;
@@ -16,6 +16,7 @@ use crate::ranges::Claim;
 use crate::ring::{ARENA_BYTES_MAX, HELD_MESSAGES_MAX, QUEUE_MESSAGES_MAX};
 use crate::store::{Store, EAGER_BYTES_MAX};
 use crate::sync::lock;
+use crate::wire::EndpointId;
 use crate::Error;
 
 /// The policy of a sender if its store, or a reader's queue, is full.

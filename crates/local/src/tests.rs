@@ -4,12 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::bell::{wait_any, Bell};
-use crate::domain::EndpointId;
 use crate::memory::{Arena, Words};
 use crate::name::Name;
 use crate::ring::{Entry, Ring};
 use crate::socket::{self, Packet};
-use crate::wire::{self, FromHost, OnLink, Role, ToHost, VERSION};
+use crate::wire::{self, EndpointId, FromHost, OnLink, Role, ToHost, VERSION};
 use crate::{Domain, DomainOptions, Error, Receiver, ReceiverOptions, SenderOptions};
 
 const PATIENCE: Duration = Duration::from_secs(20);

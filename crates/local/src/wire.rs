@@ -3,16 +3,42 @@
 //! A packet is `b"cpl"`, the protocol's version (16 bits, little endian) and a message in postcard. Descriptors travel
 //! beside it.
 
+use std::fmt;
+
+use rustix::rand::{getrandom, GetRandomFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::domain::EndpointId;
+use crate::Error;
 
 /// The version of the protocol, and of the layouts in shared memory.
 pub(crate) const VERSION: u16 = 1;
 /// The longest packet.
 pub(crate) const PACKET_BYTES_MAX: usize = 512;
 const MAGIC: &[u8] = b"cpl";
+
+/// Identifies a sender or a receiver.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EndpointId(u128);
+
+impl EndpointId {
+    pub(crate) fn random() -> Result<Self, Error> {
+        let mut bytes = [0; 16];
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(Error::system("get random bytes"))?;
+        Ok(Self(u128::from_le_bytes(bytes)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(number: u128) -> Self {
+        Self(number)
+    }
+}
+
+impl fmt::Debug for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
 
 /// The role of an endpoint: one end of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -306,7 +306,7 @@ pub fn read(path: &Path) -> Result<Segment, Error> {
 fn parse(bytes: &[u8]) -> Result<Segment, String> {
     let rest = bytes.strip_prefix(MAGIC);
     let Some(rest) = rest.filter(|_| bytes.len() as u64 <= FILE_BYTES_MAX) else {
-        return Err("this is not a flight recorder's file".to_owned());
+        return Err("this is not a flight recorder's file; those are in flight/ of a robot's state folder".to_owned());
     };
     let Some((layout, rest)) = rest.split_first_chunk::<2>() else {
         return Err(CUT.to_owned());

@@ -174,9 +174,9 @@ impl Identity {
         for file in [&authority, &certificate, &key] {
             if !file.exists() {
                 return Err(Error::Keys(format!(
-                    "{} is missing: 'coorp keys init' makes the team's keys, 'coorp keys bundle' packs this robot's \
-                     into one file, and 'coorp keys install' unpacks it here; or run it insecure (--insecure, in Python \
-                     insecure=True) on a network that nobody else can reach",
+                    "{} is missing: create the team's keys with 'coorp keys init', or bring them here from where they \
+                     were made, by 'coorp keys bundle' and 'coorp keys install'. Or, on a network that nobody else can \
+                     reach, run without keys: --insecure, in Python insecure=True",
                     file.display()
                 )));
             }

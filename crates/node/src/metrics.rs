@@ -332,7 +332,7 @@ coorp_robot_info: The robot's identity; always 1.
 coorp_up_seconds: Uptime of the robot.
 coorp_leads: Whether the robot leads.
 coorp_leader_info: The leader, as far as it is known; 1 for that robot.
-coorp_robot_alive: The other robots that can be heard; 1 for each.
+coorp_robot_alive: Robots that can be heard, this one included; 1 for each.
 coorp_permit: The permit to send bulk; 1 for its current state.
 coorp_permit_granted: As the leader: 1 for each robot that holds a permit.
 coorp_permit_queue: As the leader: number of robots that wait for a permit.

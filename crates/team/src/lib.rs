@@ -64,10 +64,11 @@ pub fn duration(text: &str) -> Result<coorp_core::Duration, String> {
 pub fn load(path: &Path) -> Result<Team, LoadError> {
     let shown = path.display().to_string();
     let unread = |error: std::io::Error| {
-        LoadError::plain(
-            format!("cannot read {shown}: {error}"),
-            "name a team file, such as examples/navigation.toml",
-        )
+        let mend = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => "let your user read it (chmod, chown)",
+            _ => "name a team file, such as examples/navigation.toml",
+        };
+        LoadError::plain(format!("cannot read {shown}: {error}"), mend)
     };
     let file = std::fs::File::open(path).map_err(unread)?;
     let mut bytes = Vec::new();

@@ -94,7 +94,7 @@ fn robots() {
     );
     one(
         &TEAM.replace("leader = true", "#"),
-        &["team.toml:1:1", "no robot leads", "`leader = true`", "access point"],
+        &["team.toml:1:1", "no robot leads", "`leader = true`", "grants permits"],
     );
     one(
         &TEAM.replace("leader = true", "leader = \"yes\""),

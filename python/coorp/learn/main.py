@@ -119,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report", action=argparse.BooleanOptionalAction, default=True, help="report.html and its figures [yes]"
     )
-    parser.add_argument("--sweep", action="store_true", help="run all at once, for a team file or a folder of them")
+    parser.add_argument(
+        "--sweep", action="store_true", help="all policies, paradigms and seeds at once, for a team file or a folder"
+    )
     farm.add_options(parser)
     return parser
 
@@ -192,7 +194,7 @@ def _learn(options: argparse.Namespace, command: list[str]) -> int:
         options.gif = not options.sweep
     if options.sweep:
         if options.live:
-            raise Mend("--live takes its real time and the whole machine, so it runs alone; omit it, or omit --sweep")
+            raise Mend("--live needs real time and the whole machine, so it runs alone; omit it, or omit --sweep")
         from coorp.learn.sweep import sweep
 
         return sweep(options, policies, paradigms, again)

@@ -23,6 +23,9 @@ from torch import Tensor
 
 from coorp.learn.network import Network, flat, load_flat
 
+PIECE_LOOPS = 64
+"""Loops that the network processes at once, so that what it computes of their images fits a core's cache."""
+
 
 @dataclass(frozen=True)
 class Hyper:
@@ -134,7 +137,8 @@ def advantages(
 def prepare(network: Network, got: Transitions, hyper: Hyper) -> Batch:
     """Processes a full batch at the leader: log-probabilities and values under the acting model, and advantages."""
     images, vectors, actions = (torch.from_numpy(array) for array in (got.images, got.vectors, got.actions))
-    mean, values = network(images, vectors)
+    pieces = [network(*piece) for piece in zip(images.split(PIECE_LOOPS), vectors.split(PIECE_LOOPS), strict=True)]
+    mean, values = (torch.cat(part) for part in zip(*pieces, strict=True))
     _, after = network(torch.from_numpy(got.last_images), torch.from_numpy(got.last_vectors))
     all_values = torch.cat((values, after[None])).numpy()
     gains = torch.from_numpy(advantages(got.rewards, all_values, got.dones, hyper))

@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "Without --sweep, see 'coorp sim --help'.",
     )
     parser.add_argument("teams", type=Path, help="a folder of team files (*.toml), or one of them")
-    parser.add_argument("--sweep", action="store_true", required=True, help="this")
+    parser.add_argument("--sweep", action="store_true", required=True, help="run all of them at once")
     parser.add_argument("--policy", default=POLICIES, metavar="P[,P]", help=f"policies [{POLICIES}]")
     parser.add_argument("--duration", type=_duration, default=60.0, metavar="TIME", help="virtual time of a run [60s]")
     parser.add_argument("--seed", type=farm.seed, default=1, metavar="N", help="the first seed [1]")

@@ -384,9 +384,9 @@ fn text(plan: &Plan<'_>, args: &Args, channels: usize) -> String {
     let width = table::terminal_width();
     let mut text = format!("{}\n{}\n", interfaces.layout(width), answers.layout(width));
     text += &format!(
-        "In time: within {} ms, for each pair of robots. Lee's lines take tries that fail independently and are repeated at \
-         once, for as long as a control message is of use.\nSimulated: each interface for {} under {}, with the file's bulk on \
-         each and its link events all the time.\n",
+        "In time: within {} ms, for each pair of robots. Lee's lines assume tries that fail independently and are \
+         repeated at once, for as long as the message is of use.\nSimulated: each interface for {} under {}, with the \
+         file's bulk on each and its link events all the time.\n",
         figure(plan.target_ms),
         args.duration,
         plan.policy

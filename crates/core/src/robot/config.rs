@@ -3,7 +3,7 @@
 use crate::failover::FailoverConfig;
 use crate::paths::PathConfig;
 use crate::permits::PermitConfig;
-use crate::policy::{LocalConfig, Policy};
+use crate::policy::{LocalConfig, Policy, Sight};
 use crate::schedwifi::Schedule;
 use crate::{Duration, RobotId};
 use serde::{Deserialize, Serialize};
@@ -16,49 +16,6 @@ pub const ROBOTS_MAX: u16 = 1 << 10;
 pub const LOOK_OPEN: Duration = Duration::from_micros(500);
 /// The same while the gate holds bulk, or a control message is on its way.
 pub const LOOK_HELD: Duration = Duration::from_micros(200);
-
-/// How a robot learns that a bulk packet has left it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Completions {
-    /// The completion hook of a patched driver (Deng 2022, section V).
-    Hook,
-    /// A transmit status for each frame (`SO_WIFI_STATUS`), after the frame was on the air.
-    Status,
-    /// The bytes of the robot's sockets that the kernel still holds (`SIOCOUTQ`), which fall when the driver frees a
-    /// frame. They are read every [`LOOK_OPEN`], or every [`LOOK_HELD`] while the gate holds bulk.
-    OutQueue,
-    /// The receiver's end-to-end acknowledgements.
-    Acknowledgements,
-}
-
-/// How much a robot can see of its own traffic. On a stock kernel, this is [`Sight::STOCK`].
-///
-/// Left out, because they are the same on every ground:
-/// - Whether a robot learns when its own control has left. It always does: with real sockets from the send queue of
-///   control's socket, in the simulator when the sender's kernel frees the last packet.
-/// - Whether a robot knows a message's role in the loop. It does not on any ground. A flow begins loops if its arrival
-///   model has the loop's period, and all control that the leader makes counts as commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Sight {
-    /// How the robot learns that bulk has left.
-    pub completions: Completions,
-    /// Mean time for which the robot's programs wait for a core before each new control message reaches the kernel, and
-    /// before each deadline is served. Exponentially distributed; only for simulated robots.
-    pub scheduling_delay: Duration,
-}
-
-impl Sight {
-    /// The sight of an unpatched kernel and driver.
-    pub const STOCK: Sight = Sight {
-        completions: Completions::OutQueue,
-        scheduling_delay: Duration::ZERO,
-    };
-    /// The sight of the papers' patched driver.
-    pub const PAPER: Sight = Sight {
-        completions: Completions::Hook,
-        scheduling_delay: Duration::ZERO,
-    };
-}
 
 /// Where protection windows come from.
 #[derive(Clone, Debug, Serialize, Deserialize)]

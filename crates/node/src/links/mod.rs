@@ -507,8 +507,8 @@ fn path_id(path: usize) -> PathId {
 fn is_taken(member: &Member, port: u16, error: Error) -> Error {
     match error {
         Error::Socket(_, error) if error.kind() == std::io::ErrorKind::AddrInUse => Error::Listen(format!(
-            "{name} cannot listen: port {port} is taken: {name}, or another robot with the same `port`, already runs here. \
-             Programs join an agent (coorp up) if they name the same state folder, or its service",
+            "{name} cannot listen: port {port} is taken: {name}, or another robot with the same `port`, already runs \
+             here; stop it, or set another `port`. To join a running agent (coorp up), name its state folder",
             name = member.name()
         )),
         error => error,

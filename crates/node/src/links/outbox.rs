@@ -24,14 +24,14 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Adds a message, or drops it if there are too many. Nothing is sent before [`Outbox::hurry`].
+    /// Adds a message, in place of the oldest if there are too many. Nothing is sent before [`Outbox::hurry`].
     pub fn add(&self, up: Arc<Up>, message: Message) {
         let mut waiting = lock(&self.waiting);
-        if waiting.len() < WAITING_MAX {
-            waiting.push_back((up, message));
-        } else {
-            tracing::trace!("a control message was not sent: {WAITING_MAX} wait already");
+        if waiting.len() == WAITING_MAX {
+            waiting.pop_front();
+            tracing::trace!("a control message was not sent: {WAITING_MAX} newer ones wait");
         }
+        waiting.push_back((up, message));
     }
 
     /// Makes QUIC's thread send what was added.

@@ -91,13 +91,13 @@ pub(super) fn leader(sheet: &Sheet<'_>, sheets: &[Sheet<'_>], robots: &[Robot]) 
         (None, _) => {
             let unread = sheets.iter().find(|sheet| sheet.has("leader") && !sheet.sound());
             if let (None, Some(first)) = (unread, sheets.first()) {
-                let mend = "add `leader = true` to the robot that is the access point";
+                let mend = "add `leader = true` to the robot that runs inference and grants permits";
                 problems.add(file, first.span(), "no robot leads the team", mend);
             }
         }
         (Some(first), Some(second)) => {
             let other = (first.span_of("leader"), "the first is here");
-            let mend = "keep `leader = true` only for the access point";
+            let mend = "keep `leader = true` only for the robot that runs inference and grants permits";
             problems.add_pair(file, second.span_of("leader"), other, "two robots lead the team", mend);
         }
         (Some(_), None) => {}

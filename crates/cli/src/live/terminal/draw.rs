@@ -511,7 +511,7 @@ fn last_part(frame: &mut Frame<'_>, area: Rect, robot: &Robot) {
     const LABEL: usize = 8;
     let room = usize::from(area.width).saturating_sub(LABEL);
     if robot.status.is_none() || room == 0 {
-        return frame.render_widget(Line::from("It has told nothing yet.").dim(), area);
+        return frame.render_widget(Line::from("No answer from this robot yet.").dim(), area);
     }
     let from = robot.until - PART_MS;
     let step = PART_MS / room as f64;

@@ -4,7 +4,6 @@
 //! Everything is told on one clock, the page's: milliseconds since `coorp watch` began. Nothing waits for a viewer
 //! (`hub.rs`), and what robots answer between two batches is bounded by what they may answer.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,10 +13,10 @@ use coorp_core::{Instant, RobotId};
 use coorp_node::status::{Status, Twins};
 use coorp_node::watch::{Follower, Glance};
 use coorp_team::Team;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::{json, Value};
 
-use super::lane::{Done, Lane, Span};
+use super::lane::{rounded, Done, Lane};
 
 /// Time between two messages to the page.
 pub const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -123,21 +122,6 @@ impl Batch<'_> {
     pub fn text(&self) -> String {
         text(self)
     }
-}
-
-/// Spans as one row of numbers: start, end and count of each.
-pub fn columns<S: Serializer>(spans: &BTreeMap<&'static str, Vec<Span>>, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_map(spans.iter().map(|(kind, spans)| {
-        let flat = spans
-            .iter()
-            .flat_map(|(start, end, count)| [rounded(*start), rounded(*end), f64::from(*count)]);
-        (kind, flat.collect::<Vec<f64>>())
-    }))
-}
-
-/// Ages with rounded times.
-pub fn rounded_ages<S: Serializer>(ages: &[(f64, f64, u16)], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(ages.iter().map(|(at, age, from)| (rounded(*at), rounded(*age), *from)))
 }
 
 impl Feed {
@@ -314,11 +298,6 @@ fn what_to_do(alarm: Alarm) -> &'static str {
         Alarm::ClockJumped => "Let NTP slew the clock instead of setting it while robots run.",
         Alarm::DiskShort => "Free space on the disk of the robot's state folder; until then it takes no bulk.",
     }
-}
-
-/// Rounded to the microsecond.
-pub fn rounded(ms: f64) -> f64 {
-    (ms * 1e3).round() / 1e3
 }
 
 fn millis(span: Duration) -> f64 {

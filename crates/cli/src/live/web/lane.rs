@@ -9,9 +9,7 @@ use std::collections::BTreeMap;
 
 use coorp_core::robot::Seen;
 use coorp_core::RobotId;
-use serde::Serialize;
-
-use super::feed::{columns, rounded_ages};
+use serde::{Serialize, Serializer};
 
 /// The kinds of spans, as the script names them (`assets/charts.js`).
 pub const PERMIT: &str = "permit";
@@ -66,6 +64,26 @@ pub struct Done {
     /// The changes, each with its time. Those of one kind are in order.
     #[serde(skip)]
     pub edges: Vec<(f64, Edge)>,
+}
+
+/// Rounded to the microsecond.
+pub fn rounded(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
+}
+
+/// Spans as one row of numbers: start, end and count of each.
+fn columns<S: Serializer>(spans: &BTreeMap<&'static str, Vec<Span>>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(spans.iter().map(|(kind, spans)| {
+        let flat = spans
+            .iter()
+            .flat_map(|(start, end, count)| [rounded(*start), rounded(*end), f64::from(*count)]);
+        (kind, flat.collect::<Vec<f64>>())
+    }))
+}
+
+/// Ages with rounded times.
+fn rounded_ages<S: Serializer>(ages: &[(f64, f64, u16)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(ages.iter().map(|(at, age, from)| (rounded(*at), rounded(*age), *from)))
 }
 
 impl Lane {

@@ -54,11 +54,11 @@ const READINGS: usize = 8;
 /// Where a team is shown.
 #[derive(Debug, clap::Args)]
 pub struct Outlets {
-    /// Show the team on a page at http://127.0.0.1:PORT, for a browser on this machine
+    /// Show the team on a page for a browser on this machine, at http://127.0.0.1:8460 or another PORT
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = PORT, value_parser = listen)]
     #[arg(conflicts_with = "once")]
     web: Option<SocketAddr>,
-    /// Stream the team to Foxglove, which opens ws://127.0.0.1:PORT on this machine
+    /// Stream the team to Foxglove on this machine, which opens ws://127.0.0.1:8765 or another PORT
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = FOXGLOVE_PORT, value_parser = listen)]
     #[arg(conflicts_with = "once")]
     foxglove: Option<SocketAddr>,

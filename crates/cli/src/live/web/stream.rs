@@ -16,8 +16,8 @@ use coorp_node::status::{Permit, Status};
 use coorp_team::Team;
 use serde_json::{json, Value};
 
-use super::feed::{alarms, behind_ms, rounded, Batch, Update};
-use super::lane::{Edge, BULK, CONTROL, LOOP};
+use super::feed::{alarms, behind_ms, Batch, Update};
+use super::lane::{rounded, Edge, BULK, CONTROL, LOOP};
 
 /// Robots have so long to answer before they count as absent.
 const GRACE_MS: f64 = 3_000.0;
