@@ -467,6 +467,19 @@ def test_a_repeated_command_leaves_what_there_is(
     assert "outcome.json" in {each.name for each in folder.iterdir()}
 
 
+def test_a_comparison_that_overwrites_can_be_continued(
+    team: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = (team, model, tmp_path / "runs", "--policy", "edca,coorp")
+    assert learn(*usual) == 0
+    team.write_text(TEAM.replace("20_000", "30_000"), encoding="utf-8")
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("coorp.learn.main._run", lambda _plan, _interrupted: False)
+        assert learn(*usual, "--overwrite") == 130
+    assert "to continue: coorp learn" in capsys.readouterr().err
+    assert learn(*usual, "--resume") == 0, capsys.readouterr().err
+
+
 def test_a_folder_has_one_run_at_a_time(
     team: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -379,7 +379,7 @@ def plan(options: Namespace, policies: list[str], paradigms: list[str] | None, f
     for each in plans:
         each.check_folder(overwrite=options.overwrite)
     for each in plans:
-        each.make_folder()
+        each.make_folder(overwrite=options.overwrite)
     return plans
 
 
