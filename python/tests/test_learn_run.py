@@ -467,6 +467,13 @@ def test_a_repeated_command_leaves_what_there_is(
     assert "outcome.json" in {each.name for each in folder.iterdir()}
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_outcome_is_none(team: Path, model: Path, tmp_path: Path, content: str) -> None:
+    run = planned(team, model, tmp_path / "run")
+    (run.folder / "outcome.json").write_text(content, encoding="utf-8")
+    assert not run.is_done()
+
+
 def test_a_comparison_that_overwrites_can_be_continued(
     team: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -295,9 +295,10 @@ def test_a_sweep_of_simulations_is_resumed(teams: Path, tmp_path: Path, capsys: 
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "finished runs are left"
     assert simulate(teams, out, "--on", "cores", "--resume", "--duration", "3s") == 2
     assert "from a run with another duration_s; give --overwrite" in capsys.readouterr().err
-    lost.write_text("{", encoding="utf-8")
-    assert simulate(teams, out, "--on", "cores", "--resume") == 2
-    assert "is not a run of a sweep" in capsys.readouterr().err
+    for content in ("{", "[]", '{"setting": []}'):
+        lost.write_text(content, encoding="utf-8")
+        assert simulate(teams, out, "--on", "cores", "--resume") == 2
+        assert "is not a run of a sweep; delete it" in capsys.readouterr().err
     (teams / "learner.toml").write_text(TEAM + LEARNING.replace("20_000", "30_000"), encoding="utf-8")
     assert simulate(teams, out, "--on", "cores", "--resume") == 2
     assert "from a run with another team file" in capsys.readouterr().err

@@ -300,7 +300,11 @@ class Plan:
             content = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return content.get("setting") == self.setting and content.get("minutes") == self.seconds / 60
+        return (
+            isinstance(content, dict)
+            and content.get("setting") == self.setting
+            and content.get("minutes") == self.seconds / 60
+        )
 
     def _finish(self, cosim: Cosim, film: Film) -> None:
         result = self.session.result()

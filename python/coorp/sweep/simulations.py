@@ -75,8 +75,8 @@ class Run:
             return None
         except ValueError:
             content = None
-        if not isinstance(content, dict) or "setting" not in content:
-            raise Mend(f"{self.path} is not a run of a sweep; give another --out, or --overwrite")
+        if not isinstance(content, dict) or not isinstance(content.get("setting"), dict):
+            raise Mend(f"{self.path} is not a run of a sweep; delete it, or give another --out, or --overwrite")
         return content
 
     def run(self, _tell: Tell) -> bool:
