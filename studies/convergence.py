@@ -203,11 +203,16 @@ def reached_s(rewards: Rewards, goal: float, smooth_s: int) -> float:
     return float(there.argmax()) + smooth_s / 2 if there.any() else math.inf
 
 
-def interval(statistic: Callable[[np.random.Generator], float], digits: int = 2) -> str:
-    """Returns the middle 95 % of a statistic over bootstrap samples of the seeds."""
+def ends(statistic: Callable[[np.random.Generator], float]) -> tuple[float, float]:
+    """Returns the ends of the middle 95 % of a statistic over bootstrap samples of the seeds."""
     rng = np.random.default_rng(1)
-    ends = np.quantile([statistic(rng) for _ in range(DRAWS)], [0.025, 0.975], method="nearest")
-    return " to ".join(number(float(end), digits) if math.isfinite(end) else "never" for end in ends)
+    low, high = np.quantile([statistic(rng) for _ in range(DRAWS)], [0.025, 0.975], method="nearest")
+    return float(low), float(high)
+
+
+def interval(statistic: Callable[[np.random.Generator], float], digits: int = 2) -> str:
+    """Returns these ends as text."""
+    return " to ".join(number(end, digits) if math.isfinite(end) else "never" for end in ends(statistic))
 
 
 def drawn(rewards: Rewards, rng: np.random.Generator) -> Rewards:
