@@ -436,3 +436,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn saturated_flows_share_a_host_queue_that_has_no_room_for_all() {
+    let flows = |queue: &str, count: usize| {
+        let flow = |number| format!("[[flow]]\nname = 's{number}'\nfrom = 'a'\nto = 'base'\nsaturated = true\n");
+        let flows: String = (0..count).map(flow).collect();
+        let text = format!("robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}]\n{queue}{flows}");
+        let result = run(&team(&text), "edca", &options(2, 1));
+        assert!(result.flows.iter().all(|flow| flow.delivered > 0), "{:?}", result.flows);
+        result.bulk_mbps.expect("bulk")
+    };
+    let alone = flows("", 1);
+    assert!(flows("", 14) > 0.8 * alone, "14 of 640 packets in a queue of 8,192");
+}

@@ -179,6 +179,9 @@ impl World {
         if !plain.running {
             return;
         }
+        if plain.carrier == Carrier::Saturated {
+            return plain.fill(self.now, &mut self.outbox);
+        }
         if let Some(at) = plain.next_tick() {
             self.timers.set(at.max(self.now), Timer::FlowTick(place));
         }
