@@ -450,3 +450,25 @@ fn saturated_flows_share_a_host_queue_that_has_no_room_for_all() {
     let alone = flows("", 1);
     assert!(flows("", 14) > 0.8 * alone, "14 of 640 packets in a queue of 8,192");
 }
+
+#[test]
+fn a_leader_with_more_control_flows_than_it_has_stamps_for_is_still_followed() {
+    let names = ["b", "c", "d", "e", "f"]
+        .map(|name| format!("{{ name = '{name}' }}"))
+        .join(", ");
+    let flow = |number, to, period| {
+        format!(
+            "[[flow]]\nname = 'c{number}'\nfrom = 'base'\nto = '{to}'\nac = 'AC_VO'\nsize = 10\nperiod = '{period}'\n"
+        )
+    };
+    let slow: String = (0..64).map(|number| flow(number, "a", "10s")).collect();
+    // The sixth robot has no vote, so the leader's beats may go with its control. That flow is the leader's 65th.
+    let text = format!(
+        "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}, {names}]\n{slow}{}\
+         [[flow]]\nname = 'bulk'\nfrom = 'f'\nto = 'base'\nsaturated = true\ntransport = 'tcp'\n",
+        flow(64, "f", "20ms")
+    );
+    let result = run(&team(&text), "edca+global", &options(2, 1));
+    let bulk = &result.flows[65];
+    assert!(bulk.mbps > 20.0, "{bulk:?}");
+}
