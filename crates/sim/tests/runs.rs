@@ -472,3 +472,34 @@ fn a_leader_with_more_control_flows_than_it_has_stamps_for_is_still_followed() {
     let bulk = &result.flows[65];
     assert!(bulk.mbps > 20.0, "{bulk:?}");
 }
+
+#[test]
+fn control_has_the_same_priority_under_every_policy_that_knows_priorities() {
+    let results = |ac: &str| {
+        let text = format!(
+            "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}]\n\
+             [[flow]]\nname = 'bulk'\nfrom = 'a'\nto = 'base'\nsaturated = true\ntransport = 'tcp'\n\
+             [[flow]]\nname = 'datagrams'\nfrom = 'a'\nto = 'base'\nsize = 1000\nperiod = '30ms'\n{ac}\
+             [[flow]]\nname = 'stream'\nfrom = 'a'\nto = 'base'\nsize = 1000\nperiod = '30ms'\ntransport = 'tcp'\n{ac}"
+        );
+        let team = team(&text);
+        let policies = ["edca", "edca+global", "edca+local", "coorp"];
+        policies.map(|policy| run(&team, policy, &options(2, 1)))
+    };
+    let (unmarked, marked) = (results(""), results("ac = 'AC_VO'\n"));
+    for (unmarked, marked) in unmarked.iter().zip(&marked) {
+        assert_eq!(json(unmarked), json(marked));
+        let delivered: u64 = unmarked.flows[1..].iter().map(|flow| flow.delivered).sum();
+        let latencies: Vec<f64> = unmarked.flows[1..]
+            .iter()
+            .map(|flow| flow.latency_ms.expect("some").mean)
+            .collect();
+        let of_all = unmarked.control_latency_ms.expect("control").mean;
+        // Both kinds count: in number they are equal to within a message.
+        assert!(
+            (latencies.iter().sum::<f64>() / 2.0 - of_all).abs() < 0.05 * of_all,
+            "{latencies:?} {of_all}"
+        );
+        assert!(delivered > 120, "{delivered}");
+    }
+}
