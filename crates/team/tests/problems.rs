@@ -485,6 +485,7 @@ fn flows() {
 #[test]
 fn policy() {
     with("[policy]\nlimit = 0", &["team.toml:12:9", "outside 1 to 1000"]);
+    with("[policy]\ncompletion_samples = 257", &["outside 1 to 256"]);
     with("[policy]\naccuracy = 95", &["team.toml:12:12", "outside 0.5 to 0.9999"]);
     with("[policy]\nslise = \"5s\"", &["team.toml:12:1", "did you mean `slice`?"]);
     with("[policy]\nnonsense = 1", &["[policy] knows limit, slice, lease"]);
