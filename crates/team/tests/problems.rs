@@ -152,8 +152,9 @@ fn robots() {
     with("training = \"1s\"", &["team.toml:11:12", "add [learning]"]);
     with(
         "clock_skew = \"-2h\"",
-        &["team.toml:11:14", "unknown unit `h`", "-3600s to 3600s"],
+        &["team.toml:11:14", "unknown unit `h`", "-900s to 900s"],
     );
+    with("clock_skew = \"-16min\"", &["team.toml:11:14", "more than 900s"]);
 }
 
 #[test]
