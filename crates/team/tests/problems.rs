@@ -241,6 +241,10 @@ fn events() {
     );
     with("[[event]]\nat = \"2s\"\nmcs = 9", &["has no MCS 9"]);
     with(
+        "mcs = 9\nstreams = 3\n[[event]]\nat = \"2s\"\nstreams = 2",
+        &["team.toml:15:11", "no MCS 9 at 20 MHz with 2 streams"],
+    );
+    with(
         "[[event]]\nat = \"2s\"\nmcs = 1\nfrom = \"alpha\"\nto = \"alpha\"",
         &["to itself"],
     );

@@ -163,13 +163,15 @@ pub(super) fn check_against(
     }
 }
 
-/// Reports a problem at `key` if the standard does not have the MCS.
-pub(super) fn check_mcs(sheet: &Sheet<'_>, key: &str, rate: RateOverride, air: &Air) {
+/// Reports a problem at `key` if the standard does not have the MCS. Returns whether it has.
+pub(super) fn check_mcs(sheet: &Sheet<'_>, key: &str, rate: RateOverride, air: &Air) -> bool {
     let streams = rate.streams.unwrap_or(air.streams);
     let checked = rate
         .mcs
         .map(|mcs| rules::mcs(air.standard, air.width_mhz, streams, mcs));
-    if let Some(Err((message, mend))) = checked {
-        sheet.problem(key, message, mend);
-    }
+    let Some(Err((message, mend))) = checked else {
+        return true;
+    };
+    sheet.problem(key, message, mend);
+    false
 }
