@@ -45,11 +45,22 @@ pub const fn mcs_max(standard: Standard) -> u8 {
     }
 }
 
+/// Returns whether a standard has an MCS at this width and number of streams. 802.11ac leaves some out (IEEE 802.11-2020,
+/// 21.5).
+fn exists(standard: Standard, width_mhz: u16, streams: u8, mcs: u8) -> bool {
+    let hole = match (width_mhz, mcs) {
+        (20, 9) => streams != 3,
+        (80, 6) => streams == 3,
+        _ => false,
+    };
+    mcs <= mcs_max(standard) && !(standard == Standard::Ac && hole)
+}
+
 /// Returns the link for a signal-to-noise ratio of `snr_db` (over the whole channel width) on `streams` streams.
 /// Streams share the power, so each has 10 log10(streams) dB less.
-pub fn from_snr(standard: Standard, streams: u8, snr_db: f64) -> Link {
+pub fn from_snr(standard: Standard, width_mhz: u16, streams: u8, snr_db: f64) -> Link {
     let stream_db = snr_db - 10.0 * f64::from(streams.max(1)).log10();
-    let fits = |mcs: &u8| mpdu_loss(*mcs, stream_db) <= 0.1;
+    let fits = |mcs: &u8| exists(standard, width_mhz, streams, *mcs) && mpdu_loss(*mcs, stream_db) <= 0.1;
     let mcs = (0..=mcs_max(standard)).rev().find(fits).unwrap_or(0);
     Link {
         rate: Rate { mcs, streams },
@@ -152,7 +163,7 @@ mod tests {
     fn more_signal_never_means_a_slower_rate() {
         let mut last = 0;
         for tenth_db in 0..450 {
-            let link = from_snr(Standard::Ax, 1, f64::from(tenth_db) / 10.0);
+            let link = from_snr(Standard::Ax, 20, 1, f64::from(tenth_db) / 10.0);
             assert!(link.rate.mcs >= last);
             assert!(link.rate.mcs == 0 || link.loss <= 0.1 + 1e-9);
             last = link.rate.mcs;
@@ -162,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_link_far_below_the_lowest_rate_loses_everything() {
-        let link = from_snr(Standard::Ac, 2, -20.0);
+        let link = from_snr(Standard::Ac, 20, 2, -20.0);
         assert_eq!(link.rate.mcs, 0);
         assert!(link.loss > 0.999);
     }

@@ -94,7 +94,8 @@ pub struct Policy {
 pub enum Access {
     /// Everything goes out in AC_BE.
     BestEffort,
-    /// Control goes out in AC_VO, bulk in AC_BE, and plain flows in the category that they set.
+    /// Control goes out in AC_VO, bulk in AC_BE. Plain flows keep the category that they set, except control in a category
+    /// of bulk and bulk in one of control.
     Edca,
 }
 

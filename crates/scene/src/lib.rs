@@ -127,6 +127,7 @@ pub struct Scene {
     /// The index of this channel in the team; `wlan0`'s is the first.
     interface: usize,
     standard: Standard,
+    width_mhz: u16,
     path_loss: PathLoss,
     tracks: Vec<Option<Track>>,
 }
@@ -144,6 +145,7 @@ impl Scene {
         Scene {
             interface,
             standard: standard(air),
+            width_mhz: air.width_mhz,
             path_loss: PathLoss {
                 tx_power_dbm: air.tx_power_dbm,
                 noise_dbm: air.noise_dbm,
@@ -234,7 +236,7 @@ impl Scene {
         let Some(rate) = self.rate(team, changed, from, to) else {
             return lowest(&team.air);
         };
-        let from_snr = |snr_db| link::from_snr(self.standard, rate.streams, snr_db);
+        let from_snr = |snr_db| link::from_snr(self.standard, self.width_mhz, rate.streams, snr_db);
         let mut link = match rate.source {
             RateSource::Mcs(mcs) => Link {
                 rate: Rate {
@@ -273,8 +275,12 @@ mod tests {
     const A: RobotId = RobotId(1);
     const B: RobotId = RobotId(2);
 
+    fn team_of(text: &str) -> Result<Team, coorp_team::LoadError> {
+        coorp_team::parse(text, "t.toml", std::path::Path::new(""))
+    }
+
     fn team(more: &str) -> Team {
-        coorp_team::parse(&format!("{ROBOTS}{more}"), "t.toml", std::path::Path::new("")).expect("a valid team")
+        team_of(&format!("{ROBOTS}{more}")).expect("a valid team")
     }
 
     fn at(seconds: u64) -> Instant {
@@ -317,6 +323,25 @@ mod tests {
         assert!(!cut(A, BASE, 2) && !cut(A, BASE, 3));
         assert!(cut(A, B, 4) && cut(B, BASE, 4) && !cut(B, BASE, 5));
         assert!(Scene::dead(&team, B, at(4)) && !Scene::dead(&team, B, at(5)) && !Scene::dead(&team, A, at(4)));
+    }
+
+    #[test]
+    fn no_signal_gives_a_rate_that_a_team_file_could_not_set() {
+        for width_mhz in [20, 40, 80] {
+            for streams in 1..=4 {
+                for snr_db in 0..=40 {
+                    let air =
+                        |rate: String| format!("{ROBOTS}[air]\nwidth_mhz = {width_mhz}\nstreams = {streams}\n{rate}\n");
+                    let team = team_of(&air(format!("snr_db = {snr_db}"))).expect("a valid team");
+                    let mcs = Scene::new(&team, 0).link(&team, A, BASE, at(0)).rate.mcs;
+                    let fixed = team_of(&air(format!("mcs = {mcs}")));
+                    assert!(
+                        fixed.is_ok(),
+                        "{width_mhz} MHz, {streams} streams, {snr_db} dB: MCS {mcs}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

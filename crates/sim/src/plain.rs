@@ -42,6 +42,8 @@ pub(crate) struct Plain {
     /// Whether the flow may send, because its robot has a permit, or none is needed.
     pub permitted: bool,
     pub outstanding: u32,
+    /// The number of packets that the host queue seems to have room for.
+    outstanding_max: u32,
     pub sent: u64,
     pub delivered: u64,
     /// The number of messages delivered after the flow's bound.
@@ -65,6 +67,7 @@ impl Plain {
             running: false,
             permitted,
             outstanding: 0,
+            outstanding_max: SATURATED_OUTSTANDING,
             sent: 0,
             delivered: 0,
             late: 0,
@@ -107,7 +110,7 @@ impl Plain {
         let Traffic::Saturated { packet_bytes } = self.flow.traffic else {
             return;
         };
-        while self.running && self.permitted && self.outstanding < SATURATED_OUTSTANDING {
+        while self.running && self.permitted && self.outstanding < self.outstanding_max {
             out.push(Packet {
                 flow: self.id,
                 tag: self.sent,
@@ -120,6 +123,20 @@ impl Plain {
             self.sent += 1;
             self.outstanding += 1;
         }
+    }
+
+    /// Records that a packet of a saturated UDP flow has left its sender.
+    pub fn on_left(&mut self) {
+        self.outstanding -= 1;
+        self.outstanding_max = (self.outstanding_max + 1).min(SATURATED_OUTSTANDING);
+    }
+
+    /// Records that a full host queue dropped a packet of a saturated UDP flow. Offering the next one at once would only
+    /// drop another, so it waits until one has left. Returns whether none is left to wait for.
+    pub fn on_overflow(&mut self) -> bool {
+        self.outstanding -= 1;
+        self.outstanding_max = self.outstanding.max(1);
+        self.outstanding == 0
     }
 
     /// Counts payload towards the flow's throughput. Payload that arrives after the flow's end does not count.

@@ -22,7 +22,7 @@ use crate::results::{Charts, PolicyResult, Run};
 use crate::streams::Stream;
 use crate::timers::{Armed, Timer, Timers};
 use crate::Options;
-use coorp_air::{Air, Host, Packet, StationId};
+use coorp_air::{Air, Packet, StationId};
 use coorp_core::policy::Policy;
 use coorp_core::robot::{Message, Stamp};
 use coorp_core::schedwifi::Schedule;
@@ -258,7 +258,7 @@ impl World {
             let mut packets = std::mem::take(&mut self.outbox);
             for packet in &packets {
                 if let Some(dropped) = air.queue(*packet, now) {
-                    self.dropped(packet.from, &dropped, now);
+                    self.on_overflow(packet.from, &dropped);
                 }
                 if self.kicks.last() != Some(&packet.from) {
                     self.kicks.push(packet.from);

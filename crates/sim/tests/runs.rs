@@ -436,3 +436,70 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn saturated_flows_share_a_host_queue_that_has_no_room_for_all() {
+    let flows = |queue: &str, count: usize| {
+        let flow = |number| format!("[[flow]]\nname = 's{number}'\nfrom = 'a'\nto = 'base'\nsaturated = true\n");
+        let flows: String = (0..count).map(flow).collect();
+        let text = format!("robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}]\n{queue}{flows}");
+        let result = run(&team(&text), "edca", &options(2, 1));
+        assert!(result.flows.iter().all(|flow| flow.delivered > 0), "{:?}", result.flows);
+        result.bulk_mbps.expect("bulk")
+    };
+    let alone = flows("", 1);
+    assert!(flows("", 14) > 0.8 * alone, "14 of 640 packets in a queue of 8,192");
+}
+
+#[test]
+fn a_leader_with_more_control_flows_than_it_has_stamps_for_is_still_followed() {
+    let names = ["b", "c", "d", "e", "f"]
+        .map(|name| format!("{{ name = '{name}' }}"))
+        .join(", ");
+    let flow = |number, to, period| {
+        format!(
+            "[[flow]]\nname = 'c{number}'\nfrom = 'base'\nto = '{to}'\nac = 'AC_VO'\nsize = 10\nperiod = '{period}'\n"
+        )
+    };
+    let slow: String = (0..64).map(|number| flow(number, "a", "10s")).collect();
+    // The sixth robot has no vote, so the leader's beats may go with its control. That flow is the leader's 65th.
+    let text = format!(
+        "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}, {names}]\n{slow}{}\
+         [[flow]]\nname = 'bulk'\nfrom = 'f'\nto = 'base'\nsaturated = true\ntransport = 'tcp'\n",
+        flow(64, "f", "20ms")
+    );
+    let result = run(&team(&text), "edca+global", &options(2, 1));
+    let bulk = &result.flows[65];
+    assert!(bulk.mbps > 20.0, "{bulk:?}");
+}
+
+#[test]
+fn control_has_the_same_priority_under_every_policy_that_knows_priorities() {
+    let results = |ac: &str| {
+        let text = format!(
+            "robot = [{{ name = 'base', leader = true }}, {{ name = 'a' }}]\n\
+             [[flow]]\nname = 'bulk'\nfrom = 'a'\nto = 'base'\nsaturated = true\ntransport = 'tcp'\n\
+             [[flow]]\nname = 'datagrams'\nfrom = 'a'\nto = 'base'\nsize = 1000\nperiod = '30ms'\n{ac}\
+             [[flow]]\nname = 'stream'\nfrom = 'a'\nto = 'base'\nsize = 1000\nperiod = '30ms'\ntransport = 'tcp'\n{ac}"
+        );
+        let team = team(&text);
+        let policies = ["edca", "edca+global", "edca+local", "coorp"];
+        policies.map(|policy| run(&team, policy, &options(2, 1)))
+    };
+    let (unmarked, marked) = (results(""), results("ac = 'AC_VO'\n"));
+    for (unmarked, marked) in unmarked.iter().zip(&marked) {
+        assert_eq!(json(unmarked), json(marked));
+        let delivered: u64 = unmarked.flows[1..].iter().map(|flow| flow.delivered).sum();
+        let latencies: Vec<f64> = unmarked.flows[1..]
+            .iter()
+            .map(|flow| flow.latency_ms.expect("some").mean)
+            .collect();
+        let of_all = unmarked.control_latency_ms.expect("control").mean;
+        // Both kinds count: in number they are equal to within a message.
+        assert!(
+            (latencies.iter().sum::<f64>() / 2.0 - of_all).abs() < 0.05 * of_all,
+            "{latencies:?} {of_all}"
+        );
+        assert!(delivered > 120, "{delivered}");
+    }
+}

@@ -152,8 +152,9 @@ fn robots() {
     with("training = \"1s\"", &["team.toml:11:12", "add [learning]"]);
     with(
         "clock_skew = \"-2h\"",
-        &["team.toml:11:14", "unknown unit `h`", "-3600s to 3600s"],
+        &["team.toml:11:14", "unknown unit `h`", "-900s to 900s"],
     );
+    with("clock_skew = \"-16min\"", &["team.toml:11:14", "more than 900s"]);
 }
 
 #[test]
@@ -239,6 +240,10 @@ fn events() {
         &["team.toml:14:13", "no interface \"wlan1\"", "[[interface]]"],
     );
     with("[[event]]\nat = \"2s\"\nmcs = 9", &["has no MCS 9"]);
+    with(
+        "mcs = 9\nstreams = 3\n[[event]]\nat = \"2s\"\nstreams = 2",
+        &["team.toml:15:11", "no MCS 9 at 20 MHz with 2 streams"],
+    );
     with(
         "[[event]]\nat = \"2s\"\nmcs = 1\nfrom = \"alpha\"\nto = \"alpha\"",
         &["to itself"],
@@ -485,6 +490,7 @@ fn flows() {
 #[test]
 fn policy() {
     with("[policy]\nlimit = 0", &["team.toml:12:9", "outside 1 to 1000"]);
+    with("[policy]\ncompletion_samples = 257", &["outside 1 to 256"]);
     with("[policy]\naccuracy = 95", &["team.toml:12:12", "outside 0.5 to 0.9999"]);
     with("[policy]\nslise = \"5s\"", &["team.toml:12:1", "did you mean `slice`?"]);
     with("[policy]\nnonsense = 1", &["[policy] knows limit, slice, lease"]);

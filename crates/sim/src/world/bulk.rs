@@ -179,6 +179,9 @@ impl World {
         if !plain.running {
             return;
         }
+        if plain.carrier == Carrier::Saturated {
+            return plain.fill(self.now, &mut self.outbox);
+        }
         if let Some(at) = plain.next_tick() {
             self.timers.set(at.max(self.now), Timer::FlowTick(place));
         }
@@ -220,7 +223,11 @@ impl World {
         for _ in 0..completed {
             if let Some(made_at) = plain.made_at.pop_front() {
                 // A stream loses nothing and keeps the order.
-                plain.on_message(plain.delivered, self.now.since(made_at), self.now);
+                let latency = self.now.since(made_at);
+                plain.on_message(plain.delivered, latency, self.now);
+                if !plain.flow.bulk {
+                    self.counts.control_latency.record(latency);
+                }
             }
         }
     }

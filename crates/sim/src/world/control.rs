@@ -138,12 +138,13 @@ impl World {
         let (sender, to) = (robot(flow.from), robot(flow.to));
         let control = control_flow(*role)?;
         let agent = &mut self.agents[usize::from(sender.0)];
-        let stamp = agent.on_control_made(control, self.now);
+        // Without a stamp, the message carries nothing, so riders wait for another one.
+        let stamp = agent.on_control_made(control, self.now)?;
         let riders = agent.riders(to, self.now);
         let riders = riders.into_iter().filter(|word| self.gets_through(sender, to, word));
         let riders = riders.collect();
         self.run_agent(sender);
-        Some(Told { stamp: stamp?, riders })
+        Some(Told { stamp, riders })
     }
 
     pub(super) fn on_stack(&mut self, place: u32) {

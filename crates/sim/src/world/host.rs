@@ -5,9 +5,13 @@ use super::{Slot, Way, World};
 use crate::messages::MessageFlow;
 use crate::results::SpanKind;
 use crate::setup::robot;
+use crate::timers::Timer;
 use coorp_air::tcp;
 use coorp_air::{AccessCategory, Host, Load, Packet, StationId, Transmission};
-use coorp_core::Instant;
+use coorp_core::{Duration, Instant};
+
+/// When a saturated flow offers a packet again if a full host queue has dropped all that it had there.
+const OFFER_AGAIN: Duration = Duration::from_millis(1);
 
 impl Host for World {
     fn may_dequeue(
@@ -128,6 +132,19 @@ impl Host for World {
 }
 
 impl World {
+    /// Records that the host queue of `station` was full and dropped a packet.
+    pub(super) fn on_overflow(&mut self, station: StationId, packet: &Packet) {
+        let now = self.now;
+        match self.slot(packet).leads_to {
+            Way::Saturated(plain) if station == packet.from => {
+                if self.plains[plain as usize].on_overflow() {
+                    self.timers.set(now + OFFER_AGAIN, Timer::FlowTick(plain));
+                }
+            }
+            _ => self.dropped(station, packet, now),
+        }
+    }
+
     /// Records that the kernel of a control packet's sender has freed it, because the driver counts it as complete, or
     /// the host queue dropped it.
     fn on_freed(&mut self, packet: &Packet) {
@@ -155,7 +172,7 @@ impl World {
             Way::Acks(_) => {}
             Way::Saturated(plain) => {
                 let plain = &mut self.plains[plain as usize];
-                plain.outstanding -= 1;
+                plain.on_left();
                 plain.fill(now, &mut self.outbox);
                 if plain.permitted {
                     self.agents[usize::from(plain.flow.from.0)].on_bulk_sent(plain.flow.to, now);

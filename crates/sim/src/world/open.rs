@@ -100,7 +100,7 @@ impl World {
             .map(RobotId)
             .filter(|id| *id != leader)
             .collect();
-        let (voice, bulk) = (self.category(AccessCategory::Voice), AccessCategory::BestEffort);
+        let (voice, bulk) = (self.category(AccessCategory::Voice, false), AccessCategory::BestEffort);
         for id in others {
             let place = usize::from(id.0);
             if self.mpc.is_some() {
@@ -145,22 +145,14 @@ impl World {
         }
     }
 
-    /// Returns a flow's category under this policy.
-    fn category(&self, own: AccessCategory) -> AccessCategory {
-        match self.policy.access {
-            Access::BestEffort => AccessCategory::BestEffort,
-            Access::Edca => own,
-        }
-    }
-
-    /// Separates plain flows by category, because a gate recognises bulk by its category. Under a policy with a gate,
-    /// plain control flows leave the categories of bulk, and plain bulk those of control.
-    fn sorted(&self, own: AccessCategory, bulk: bool) -> AccessCategory {
-        let gated = self.policy.local.is_some() || self.policy.schedwifi.is_some();
-        match (gated, bulk) {
-            (true, false) if own >= AccessCategory::BestEffort => AccessCategory::Voice,
-            (true, true) => own.max(AccessCategory::BestEffort),
-            _ => own,
+    /// Returns a flow's category under this policy. A gate recognises bulk by its category, so control never has one of
+    /// bulk's, nor bulk one of control's. The same holds under policies without a gate: priority is not coordination.
+    fn category(&self, own: AccessCategory, bulk: bool) -> AccessCategory {
+        match (self.policy.access, bulk) {
+            (Access::BestEffort, _) => AccessCategory::BestEffort,
+            (Access::Edca, true) => own.max(AccessCategory::BestEffort),
+            (Access::Edca, false) if own >= AccessCategory::BestEffort => AccessCategory::Voice,
+            (Access::Edca, false) => own,
         }
     }
 
@@ -216,7 +208,7 @@ impl World {
 
     fn open_plain(&mut self, flow: coorp_team::Flow, seed: u64) {
         let (from, to) = (flow.from, flow.to);
-        let category = self.category(self.sorted(setup::category(flow.category), flow.bulk));
+        let category = self.category(setup::category(flow.category), flow.bulk);
         let id = self.next_flow();
         let place = self.plains.len() as u32;
         let saturated = matches!(flow.traffic, Traffic::Saturated { .. });

@@ -1,25 +1,25 @@
 //! `[[event]]`: links that degrade, robots that die, and partitions, each at a set time.
 
 use super::robot::{check_mcs, rate};
-use super::{Roster, HOUR};
-use crate::model::{Air, Change, Event, RateOverride};
+use super::{robot_id, Roster, HOUR};
+use crate::model::{Air, Change, Event, RateOverride, Robot};
 use crate::rules::EVENTS_MAX;
 use crate::sheet::Sheet;
 use crate::units::clip;
-use coorp_core::Duration;
+use coorp_core::{Duration, RobotId};
 
 /// The latest time of an event: the maximum length of a run.
 const LATEST: Duration = Duration::from_secs(24 * 3_600);
 
-pub(super) fn events<'t>(root: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Vec<Event> {
+pub(super) fn events<'t>(root: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>, airs: &[&Air]) -> Vec<Event> {
     let sheets = root.tables("event", "[[event]]", EVENTS_MAX);
     sheets
         .into_iter()
-        .filter_map(|mut sheet| event(&mut sheet, roster, airs))
+        .filter_map(|mut sheet| event(&mut sheet, robots, roster, airs))
         .collect()
 }
 
-fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Option<Event> {
+fn event<'t>(sheet: &mut Sheet<'t>, robots: &[Robot], roster: &Roster<'t>, airs: &[&Air]) -> Option<Event> {
     let at = sheet.duration("at", Duration::ZERO..=LATEST);
     sheet.missing("at", "add `at = \"60s\"`, the time of the event");
     let until = sheet.duration("until", Duration::ZERO..=LATEST);
@@ -37,11 +37,9 @@ fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Optio
     let change = change(sheet, roster);
     sheet.finish();
     let change = change?;
-    if let Change::Link { rate, .. } = &change {
-        let concerned = airs.iter().enumerate();
-        for (_, air) in concerned.filter(|(number, _)| interface.is_none_or(|only| only == *number)) {
-            check_mcs(sheet, "mcs", rate.or(air.rate()), air);
-        }
+    let concerned = airs.iter().enumerate();
+    for (_, air) in concerned.filter(|(number, _)| interface.is_none_or(|only| only == *number)) {
+        check_rates(sheet, &change, robots, air);
     }
     Some(Event {
         at: at.unwrap_or(HOUR),
@@ -49,6 +47,31 @@ fn event<'t>(sheet: &mut Sheet<'t>, roster: &Roster<'t>, airs: &[&Air]) -> Optio
         interface,
         change,
     })
+}
+
+/// Checks that the standard has the rates of the links that an event changes: together with their own settings, in the
+/// order of `Team::rate_on`. Reports the first that it lacks.
+fn check_rates(sheet: &Sheet<'_>, change: &Change, robots: &[Robot], air: &Air) {
+    let Change::Link { from, to, rate } = change else {
+        return;
+    };
+    if rate.mcs.is_none() && rate.streams.is_none() {
+        return;
+    }
+    let key = if sheet.has("mcs") { "mcs" } else { "streams" };
+    let sender = |robot: RobotId| robots.get(usize::from(robot.0)).map(|robot| robot.rate);
+    let is_from = |robot: RobotId| from.is_none_or(|from| from == robot);
+    let links = air
+        .links
+        .iter()
+        .filter(|link| is_from(link.from) && to.is_none_or(|to| to == link.to));
+    let links = links.map(|link| link.rate.or(sender(link.from).unwrap_or_default()));
+    let others = (0..robots.len())
+        .map(robot_id)
+        .filter(|robot| is_from(*robot))
+        .filter_map(sender);
+    let mut own = links.chain(others);
+    own.any(|own| !check_mcs(sheet, key, rate.or(own).or(air.rate()), air));
 }
 
 /// Reads the number of the interface that the event affects.

@@ -50,7 +50,7 @@ pub(crate) fn team(mut sheet: Sheet<'_>, stem: &str, base: &Path) -> Option<Team
     let airs: Vec<&Air> = std::iter::once(&air)
         .chain(interfaces.iter().map(|interface| &interface.air))
         .collect();
-    let events = event::events(&mut sheet, &roster, &airs);
+    let events = event::events(&mut sheet, &robots, &roster, &airs);
     let live = live::live(&mut sheet, base);
     let mut place_sheets = sheet.tables("place", "[[place]]", rules::ROBOTS_MAX);
     let places = place::places(&mut place_sheets, &robots);

@@ -3,11 +3,15 @@
 use super::{HOUR, SECOND};
 use crate::model::PolicyOverrides;
 use crate::sheet::Sheet;
+use coorp_core::gate::SAMPLES_MAX;
 use coorp_core::policy::Completions;
 use coorp_core::Duration;
 
 /// Valid shares for quantiles: above the median, and below certainty, which no sample shows.
 const QUANTILE: std::ops::RangeInclusive<f64> = 0.5..=0.9999;
+
+/// What the completion time table keeps for one depth.
+const COMPLETION_SAMPLES_MAX: u16 = SAMPLES_MAX as u16;
 
 /// The sources of completions by name.
 const COMPLETIONS: [(&str, Completions); 4] = [
@@ -29,7 +33,7 @@ pub(super) fn overrides(root: &mut Sheet<'_>) -> PolicyOverrides {
         extension: sheet.duration("extension", Duration::ZERO..=SECOND),
         protection_percentile: sheet.number("protection_percentile", QUANTILE),
         protection_percentile_max: sheet.number("protection_percentile_max", QUANTILE),
-        completion_samples: sheet.integer("completion_samples", 1..=1_024),
+        completion_samples: sheet.integer("completion_samples", 1..=COMPLETION_SAMPLES_MAX),
         completions_stale: sheet.duration("completions_stale", Duration::from_millis(1)..=HOUR),
         backlog_max: sheet.duration("backlog_max", Duration::from_micros(10)..=SECOND),
         early_release: sheet.flag("early_release"),

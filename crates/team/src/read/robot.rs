@@ -7,6 +7,9 @@ use crate::sheet::Sheet;
 use coorp_core::{Duration, RobotId};
 use std::collections::HashMap;
 
+/// Clocks of simulated robots show 1,000 s more than the run's, so that none is negative.
+const CLOCK_SKEW_MAX: Duration = Duration::from_secs(900);
+
 /// Reads all robots. Checks that need the air or the control loop are left to `check_against`.
 pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
     let mut taken = HashMap::new();
@@ -25,7 +28,7 @@ pub(super) fn robots<'t>(sheets: &mut [Sheet<'t>]) -> (Vec<Robot>, Roster<'t>) {
             rate: rate(sheet),
             training: sheet.duration("training", Duration::ZERO..=HOUR),
             phase: sheet.duration("phase", Duration::ZERO..=SECOND * 10),
-            clock_skew_ns: sheet.signed_duration("clock_skew", HOUR).unwrap_or(0),
+            clock_skew_ns: sheet.signed_duration("clock_skew", CLOCK_SKEW_MAX).unwrap_or(0),
             interfaces,
             addresses,
             port,
@@ -160,13 +163,15 @@ pub(super) fn check_against(
     }
 }
 
-/// Reports a problem at `key` if the standard does not have the MCS.
-pub(super) fn check_mcs(sheet: &Sheet<'_>, key: &str, rate: RateOverride, air: &Air) {
+/// Reports a problem at `key` if the standard does not have the MCS. Returns whether it has.
+pub(super) fn check_mcs(sheet: &Sheet<'_>, key: &str, rate: RateOverride, air: &Air) -> bool {
     let streams = rate.streams.unwrap_or(air.streams);
     let checked = rate
         .mcs
         .map(|mcs| rules::mcs(air.standard, air.width_mhz, streams, mcs));
-    if let Some(Err((message, mend))) = checked {
-        sheet.problem(key, message, mend);
-    }
+    let Some(Err((message, mend))) = checked else {
+        return true;
+    };
+    sheet.problem(key, message, mend);
+    false
 }
