@@ -231,7 +231,8 @@ fn guests_join_an_agent_that_has_started_anew() {
     until("it is noticed", || {
         pose.put(b"dropped").is_ok() && poses.try_recv().is_none()
     });
-    let said = a.status().unwrap_err().to_string();
+    // What is not declared now ends nothing that was declared before.
+    let said = a.control_subscriber("late").unwrap_err().to_string();
     assert!(
         said.contains("one's agent is not running: start it again (coorp up)"),
         "{said}"

@@ -93,8 +93,8 @@ struct State {
     is_closed: bool,
     /// The time at which the robot's clock began, since the machine's start.
     began: Duration,
-    /// The next number.
-    next: u64,
+    /// The number of the newest question. Nothing has the number 0, which ends what was never asked.
+    last: u64,
     declared: BTreeMap<u64, Declared>,
     asked: BTreeMap<u64, SyncSender<Reply>>,
     /// The bulk messages sent, by the numbers of their questions, with their names.
@@ -406,8 +406,8 @@ impl Link {
         let until = StdInstant::now() + ANSWER_MAX;
         let (tell, told) = sync_channel(1);
         let mut state = self.connected_until(until)?;
-        let id = state.next;
-        state.next += 1;
+        state.last += 1;
+        let id = state.last;
         let frame = frame(id, &mut state);
         state.asked.insert(id, tell);
         // Still under the lock, so that an agent that restarts is asked only once.
