@@ -207,6 +207,34 @@ fn a_guest_takes_nothing_with_it() {
 }
 
 #[test]
+fn what_a_receiver_has_not_received_goes_to_the_next() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let (lead, agent) = (agent(&fleet, "lead"), agent(&fleet, "one"));
+    let guest = guest(&fleet, "one");
+    let taken = |from: &Node, names: &[&str]| {
+        let receiver = from.bulk_receiver().unwrap();
+        for name in names {
+            assert_eq!(next(&receiver).take().unwrap(), name.as_bytes());
+        }
+    };
+    for node in [&agent, &guest] {
+        let reserved = node.bulk_receiver_of("map").unwrap();
+        for name in ["map.1", "map.2"] {
+            send(&lead, "one", name, name.as_bytes());
+        }
+        drop(reserved);
+        taken(node, &["map.1", "map.2"]);
+        // This one has asked for a message before it comes, and ends without it.
+        let asked = node.bulk_receiver().unwrap();
+        assert!(asked.recv(Some(Duration::from_millis(1))).is_none());
+        send(&lead, "one", "log", b"log");
+        std::thread::sleep(Duration::from_millis(100));
+        drop(asked);
+        taken(node, &["log"]);
+    }
+}
+
+#[test]
 fn guests_join_an_agent_that_has_started_anew() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let (lead, first) = (agent(&fleet, "lead"), agent(&fleet, "one"));

@@ -309,7 +309,6 @@ impl Session {
                     let (receiver, wanted) = (Arc::new(receiver), Arc::new(Semaphore::new(0)));
                     let passed = Passed {
                         receiver: receiver.clone(),
-                        is_reserved: prefix.is_some(),
                         wanted: wanted.clone(),
                         bulk: bulk.clone(),
                         held: self.held.clone(),
@@ -540,8 +539,6 @@ async fn pass_on_lists(gather: Arc<Gather>, id: u64, out: Arc<Outgoing>, mut tas
 /// The state of passing on the bulk of a receiver.
 struct Passed {
     receiver: Arc<BulkReceiver>,
-    /// Whether nobody else receives its messages.
-    is_reserved: bool,
     wanted: Arc<Semaphore>,
     bulk: Arc<Bulk>,
     held: Arc<Mutex<Held>>,
@@ -560,20 +557,15 @@ impl Passed {
             };
             let message = tokio::select! {
                 biased;
-                _ = &mut task => break,
+                _ = &mut task => return,
                 message = next => message,
             };
             if hand_over(&self.bulk, &self.held, &out, self.id, message, true)
                 .await
                 .is_err()
             {
-                break;
+                return;
             }
-        }
-        if self.is_reserved {
-            let left: Vec<_> = std::iter::from_fn(|| self.receiver.try_recv()).collect();
-            drop(self.receiver);
-            left.into_iter().rev().for_each(|message| self.bulk.put_back(message));
         }
     }
 }
