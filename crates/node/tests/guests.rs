@@ -313,6 +313,35 @@ fn who_is_no_guest_is_told_why() {
 }
 
 #[test]
+#[allow(unsafe_code)] // no safe crate here changes one thread's user
+fn other_users_take_no_guests_place() {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI is to have root");
+        return eprintln!("SKIPPED other_users_take_no_guests_place: not root");
+    }
+    let fleet = Fleet::new(&["one", "two"], "");
+    let agent = agent(&fleet, "one");
+    let place = agent.joined_at().unwrap().to_owned();
+    // The state folder keeps other users out, so it is opened here.
+    for folder in place.ancestors().skip(1) {
+        if folder.starts_with(&fleet.folder) {
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+    let connect = move || {
+        let (same, nobody) = (-1i64, 65_534i64);
+        // SAFETY: the call takes three numbers. It changes only this thread, which ends soon.
+        let changed = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, same, nobody, same) };
+        assert_eq!(changed, 0);
+        let silent = (0..200).map(|_| UnixStream::connect(&place).unwrap());
+        silent.collect::<Vec<_>>()
+    };
+    let silent = std::thread::spawn(connect).join().unwrap();
+    let _guest = guest(&fleet, "one");
+    drop(silent);
+}
+
+#[test]
 fn an_agent_that_was_killed_is_waited_for_and_then_replaced() {
     let fleet = Fleet::new(&["one", "two"], "");
     let state = options(&fleet, "one").state.unwrap();
