@@ -111,7 +111,7 @@ pub struct AttemptId(pub u64);
 /// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// This robot has shown its certificate. It may not be the expected one.
+    /// This robot has shown its certificate. If it is not the expected one, the connection has ended.
     Connected(RobotId),
     /// Somebody answered without a certificate of the team.
     Misfit,
@@ -399,7 +399,14 @@ impl Discovery {
             }
         }
         match outcome {
-            Outcome::Connected(other) => self.connect(other, path, attempt.address, now),
+            Outcome::Connected(_) if fits => self.connect(robot, path, attempt.address, now),
+            // It can be dialled there.
+            Outcome::Connected(other) => {
+                self.misfits.remove(&attempt.address);
+                if let Some(peer) = self.peers.get_mut(&(other, path)) {
+                    peer.prove(attempt.address, now);
+                }
+            }
             Outcome::Misfit if attempt.source == Source::Heard => self.avoid(attempt.address, now),
             _ => {}
         }

@@ -67,14 +67,19 @@ impl Control {
             })
         });
         if let Some(departures) = departures.clone() {
-            let (panicked, looked_at) = (robot.clone(), departures.clone());
-            let robot = Arc::downgrade(robot);
+            let looked_at = departures.clone();
+            // Neither keeps the robot alive: if the node does not open, nobody stops it.
+            let [robot, panicked] = [robot, robot].map(Arc::downgrade);
             let round = move || {
                 let robot = robot.upgrade().filter(|robot| !robot.is_stopped())?;
                 Some(departures.round(robot.now()))
             };
-            let what = "the thread that follows control";
-            let round = watched(what, move |why| panicked.on_panic(why), round);
+            let on_panic = move |why: &str| {
+                if let Some(robot) = panicked.upgrade() {
+                    robot.on_panic(why);
+                }
+            };
+            let round = watched("the thread that follows control", on_panic, round);
             let looker = member
                 .ground
                 .worker("coorp-left", || _ = real_time(), round)

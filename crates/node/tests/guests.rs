@@ -207,6 +207,34 @@ fn a_guest_takes_nothing_with_it() {
 }
 
 #[test]
+fn what_a_receiver_has_not_received_goes_to_the_next() {
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let (lead, agent) = (agent(&fleet, "lead"), agent(&fleet, "one"));
+    let guest = guest(&fleet, "one");
+    let taken = |from: &Node, names: &[&str]| {
+        let receiver = from.bulk_receiver().unwrap();
+        for name in names {
+            assert_eq!(next(&receiver).take().unwrap(), name.as_bytes());
+        }
+    };
+    for node in [&agent, &guest] {
+        let reserved = node.bulk_receiver_of("map").unwrap();
+        for name in ["map.1", "map.2"] {
+            send(&lead, "one", name, name.as_bytes());
+        }
+        drop(reserved);
+        taken(node, &["map.1", "map.2"]);
+        // This one has asked for a message before it comes, and ends without it.
+        let asked = node.bulk_receiver().unwrap();
+        assert!(asked.recv(Some(Duration::from_millis(1))).is_none());
+        send(&lead, "one", "log", b"log");
+        std::thread::sleep(Duration::from_millis(100));
+        drop(asked);
+        taken(node, &["log"]);
+    }
+}
+
+#[test]
 fn guests_join_an_agent_that_has_started_anew() {
     let fleet = Fleet::new(&["lead", "one"], "");
     let (lead, first) = (agent(&fleet, "lead"), agent(&fleet, "one"));
@@ -231,7 +259,8 @@ fn guests_join_an_agent_that_has_started_anew() {
     until("it is noticed", || {
         pose.put(b"dropped").is_ok() && poses.try_recv().is_none()
     });
-    let said = a.status().unwrap_err().to_string();
+    // What is not declared now ends nothing that was declared before.
+    let said = a.control_subscriber("late").unwrap_err().to_string();
     assert!(
         said.contains("one's agent is not running: start it again (coorp up)"),
         "{said}"
@@ -281,6 +310,35 @@ fn who_is_no_guest_is_told_why() {
     assert_eq!(std::fs::metadata(folder).unwrap().permissions().mode() & 0o777, 0o700);
     drop(agent);
     assert!(!place.exists(), "an agent that ends leaves no socket");
+}
+
+#[test]
+#[allow(unsafe_code)] // no safe crate here changes one thread's user
+fn other_users_take_no_guests_place() {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI is to have root");
+        return eprintln!("SKIPPED other_users_take_no_guests_place: not root");
+    }
+    let fleet = Fleet::new(&["one", "two"], "");
+    let agent = agent(&fleet, "one");
+    let place = agent.joined_at().unwrap().to_owned();
+    // The state folder keeps other users out, so it is opened here.
+    for folder in place.ancestors().skip(1) {
+        if folder.starts_with(&fleet.folder) {
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+    let connect = move || {
+        let (same, nobody) = (-1i64, 65_534i64);
+        // SAFETY: the call takes three numbers. It changes only this thread, which ends soon.
+        let changed = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, same, nobody, same) };
+        assert_eq!(changed, 0);
+        let silent = (0..200).map(|_| UnixStream::connect(&place).unwrap());
+        silent.collect::<Vec<_>>()
+    };
+    let silent = std::thread::spawn(connect).join().unwrap();
+    let _guest = guest(&fleet, "one");
+    drop(silent);
 }
 
 #[test]

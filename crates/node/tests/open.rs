@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use common::{Fleet, SOON};
+use common::{until, Fleet, SOON};
 use coorp_core::policy::Policy;
 use coorp_core::tracker::Topics;
+use coorp_core::RobotId;
 use coorp_node::watch::Watch;
 use coorp_node::{Node, Options};
 
@@ -81,6 +83,24 @@ fn a_policy_that_does_not_run_live_is_refused_with_those_that_run_live() {
         ];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     }
+}
+
+#[test]
+fn opening_in_vain_leaves_no_threads_behind() {
+    const TIMES: usize = 20;
+    let fleet = Fleet::new(&["lead", "one"], "");
+    let of_bulk = fleet.team.port(RobotId(0)) + 1;
+    let _taken = UdpSocket::bind(("127.0.0.1", of_bulk)).unwrap();
+    for _ in 0..TIMES {
+        let said = Node::open(options(&fleet, "lead")).unwrap_err().to_string();
+        assert!(said.contains("for bulk"), "{said}");
+    }
+    // The nodes of the other tests have a few.
+    until(|| {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = threads.filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).ok());
+        names.filter(|name| name.trim() == "coorp-left").count() < TIMES
+    });
 }
 
 /// Uses everything that a node has, in async code of one thread or several.

@@ -170,8 +170,8 @@ impl World {
             Event::Ends(attempt, outcome) => {
                 let begun = self.discovery.attempts.get(&attempt).copied();
                 self.discovery.on_outcome(attempt, outcome, now);
-                if let (Some(begun), Outcome::Connected(robot)) = (begun, outcome) {
-                    self.connected.insert(robot.0, begun.address);
+                if let Some(begun) = begun.filter(|begun| outcome == Outcome::Connected(begun.robot)) {
+                    self.connected.insert(begun.robot.0, begun.address);
                 }
             }
             Event::Appears(robot, address) => {
@@ -482,13 +482,17 @@ fn a_connection_from_the_other_side_ends_the_attempts() {
 }
 
 #[test]
-fn a_robot_at_another_ones_address_is_recognised() {
+fn a_robot_at_another_ones_address_is_dialled_there() {
     let mut discovery = on_lan(true);
     discovery.on_hint(hint(1, lan(1, 1), true), at(0));
     let (attempt, ..) = dials(&mut discovery)[0];
     discovery.on_outcome(attempt, Outcome::Connected(RobotId(2)), at(5));
     let missing: Vec<u16> = discovery.missing(P0).map(|robot| robot.0).collect();
-    assert!(missing.contains(&1) && !missing.contains(&2));
+    assert!(missing.contains(&1) && missing.contains(&2));
+    let (attempt, robot, address) = dials(&mut discovery)[0];
+    assert_eq!((robot, address), (RobotId(2), lan(1, 1)));
+    discovery.on_outcome(attempt, Outcome::Connected(RobotId(2)), at(10));
+    assert!(!discovery.missing(P0).any(|robot| robot == RobotId(2)));
 }
 
 #[test]

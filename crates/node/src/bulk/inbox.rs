@@ -272,8 +272,9 @@ impl Part {
         }
     }
 
-    /// Discards the bytes that have arrived.
-    fn restart(&mut self) -> io::Result<()> {
+    /// Discards the bytes that have arrived: they are wrong, or a sync has failed, and the kernel may show what the disk
+    /// lacks.
+    pub fn restart(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.hashes.fill(None);
         self.found.clear();
@@ -329,8 +330,11 @@ impl Part {
             self.restart()?;
             return Ok(None);
         }
+        if let Err(error) = self.file.sync() {
+            self.restart()?;
+            return Err(error);
+        }
         let (disk, folder) = (&self.inbox.disk, &self.inbox.folder);
-        self.file.sync()?;
         // The next start relies on it once the message is whole.
         disk.sync(&folder.join("part.head"))?;
         disk.sync(folder)?;

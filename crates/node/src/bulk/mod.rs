@@ -94,8 +94,9 @@ pub(crate) struct Bulk {
     queues: Mutex<BTreeMap<RobotId, Queue>>,
     /// Bounded by what a sender may have on this disk.
     delivered: Arc<Mailbox<BulkMessage>>,
-    /// The mailboxes of messages whose names begin with a prefix, while their receivers exist.
-    reserved: Mutex<Vec<(String, Weak<Mailbox<BulkMessage>>)>>,
+    /// The mailboxes of messages whose names begin with a prefix, while their receivers exist. Locked while a message is
+    /// put into any mailbox, so that none goes to a receiver that has just ended.
+    reserved: Mutex<Vec<(String, Arc<Mailbox<BulkMessage>>)>>,
     /// Notified when a permit arrives.
     permitted: Notify,
     /// The number of checks, one every [`LOOK_AT_LEADER_EVERY`], since there was last a leader.
@@ -268,41 +269,56 @@ impl Bulk {
 
     fn hand_out(&self, from: RobotId, whole: Whole) {
         lock(&self.counts).delivered += 1;
-        self.mailbox_of(&whole.name)
-            .put(BulkMessage::new(self.member.ground.disk(), from, whole), |_| false);
+        let message = BulkMessage::new(self.member.ground.disk(), from, whole);
+        let reserved = lock(&self.reserved);
+        self.mailbox_of(&reserved, &message.name).put(message, |_| false);
     }
 
-    fn mailbox_of(&self, name: &str) -> Arc<Mailbox<BulkMessage>> {
-        let mut reserved = lock(&self.reserved);
-        reserved.retain(|(_, mailbox)| mailbox.strong_count() > 0);
+    fn mailbox_of<'m>(
+        &'m self,
+        reserved: &'m [(String, Arc<Mailbox<BulkMessage>>)],
+        name: &str,
+    ) -> &'m Mailbox<BulkMessage> {
         let found = reserved.iter().find(|(prefix, _)| name.starts_with(prefix));
-        let found = found.and_then(|(_, mailbox)| mailbox.upgrade());
-        found.unwrap_or_else(|| self.delivered.clone())
+        found.map_or(&self.delivered, |(_, mailbox)| mailbox)
+    }
+
+    /// Sorts the messages of a mailbox, which nobody has received, into the mailboxes that they belong to now.
+    fn sort(&self, reserved: &[(String, Arc<Mailbox<BulkMessage>>)], mailbox: &Mailbox<BulkMessage>) {
+        let waiting: Vec<_> = std::iter::from_fn(|| mailbox.try_recv()).collect();
+        for message in waiting {
+            self.mailbox_of(reserved, &message.name).put(message, |_| false);
+        }
     }
 
     /// Returns a message to its mailbox, because the program that received it ended before taking it.
     pub fn put_back(&self, message: BulkMessage) {
         // If the program did take the file, there is nothing to return.
         if message.path().exists() {
-            self.mailbox_of(&message.name).put_first(message);
+            let reserved = lock(&self.reserved);
+            self.mailbox_of(&reserved, &message.name).put_first(message);
         }
     }
 
     /// Returns a receiver for the messages that nobody else receives.
     pub fn receiver(&self) -> BulkReceiver {
-        BulkReceiver(By::Robot(self.delivered.clone()))
+        BulkReceiver(By::Robot(OwnReceiver {
+            mailbox: self.delivered.clone(),
+            reserved_by: Weak::new(),
+        }))
     }
 
     /// Returns a receiver for the messages whose names begin with `prefix`, including those that nobody has received
     /// yet.
-    pub fn receiver_of(&self, prefix: &str) -> BulkReceiver {
+    pub fn receiver_of(self: &Arc<Self>, prefix: &str) -> BulkReceiver {
         let mailbox = Arc::new(Mailbox::new());
-        lock(&self.reserved).push((prefix.to_owned(), Arc::downgrade(&mailbox)));
-        let waiting: Vec<_> = std::iter::from_fn(|| self.delivered.try_recv()).collect();
-        for message in waiting {
-            self.mailbox_of(&message.name).put(message, |_| false);
-        }
-        BulkReceiver(By::Robot(mailbox))
+        let mut reserved = lock(&self.reserved);
+        reserved.push((prefix.to_owned(), mailbox.clone()));
+        self.sort(&reserved, &self.delivered);
+        BulkReceiver(By::Robot(OwnReceiver {
+            mailbox,
+            reserved_by: Arc::downgrade(self),
+        }))
     }
 
     pub fn status(&self) -> status::Bulk {
@@ -648,15 +664,34 @@ impl BulkMessage {
     }
 }
 
+/// The robot's own receiver.
+#[derive(Debug)]
+pub(crate) struct OwnReceiver {
+    mailbox: Arc<Mailbox<BulkMessage>>,
+    /// Nobody, if the mailbox is for the messages that nobody else receives.
+    reserved_by: Weak<Bulk>,
+}
+
+impl Drop for OwnReceiver {
+    /// Leaves the messages that it has not received to others.
+    fn drop(&mut self) {
+        if let Some(bulk) = self.reserved_by.upgrade() {
+            let mut reserved = lock(&bulk.reserved);
+            reserved.retain(|(_, mailbox)| !Arc::ptr_eq(mailbox, &self.mailbox));
+            bulk.sort(&reserved, &self.mailbox);
+        }
+    }
+}
+
 /// Receives bulk messages, each once.
 #[derive(Debug)]
-pub struct BulkReceiver(pub(crate) By<Arc<Mailbox<BulkMessage>>, Receiver>);
+pub struct BulkReceiver(pub(crate) By<OwnReceiver, Receiver>);
 
 impl BulkReceiver {
     /// Returns the oldest message that nobody has received, if any.
     pub fn try_recv(&self) -> Option<BulkMessage> {
         match &self.0 {
-            By::Robot(mailbox) => mailbox.try_recv(),
+            By::Robot(own) => own.mailbox.try_recv(),
             By::Guest(guest) => guest.try_recv(),
         }
     }
@@ -664,7 +699,7 @@ impl BulkReceiver {
     /// Waits for a message until `timeout` has passed; without a timeout, forever.
     pub fn recv(&self, timeout: Option<Duration>) -> Option<BulkMessage> {
         match &self.0 {
-            By::Robot(mailbox) => mailbox.recv(timeout),
+            By::Robot(own) => own.mailbox.recv(timeout),
             By::Guest(guest) => guest.recv(timeout),
         }
     }
@@ -672,7 +707,7 @@ impl BulkReceiver {
     /// Waits for a message.
     pub async fn next(&self) -> BulkMessage {
         match &self.0 {
-            By::Robot(mailbox) => mailbox.next().await,
+            By::Robot(own) => own.mailbox.next().await,
             By::Guest(guest) => guest.next().await,
         }
     }

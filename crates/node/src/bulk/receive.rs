@@ -377,26 +377,31 @@ async fn gather(bulk: &Bulk, length: u64, receive: &mut RecvStream, bytes: &mut 
 
 /// Goes on after segments were written, or could not be.
 async fn go_on(bulk: &Bulk, from: RobotId, assembly: &Arc<Assembly>, stored: io::Result<Stored>) {
-    let stored = match (stored, synced(assembly, false).await) {
-        (Ok(stored), Ok(())) => stored,
-        (Err(error), _) | (_, Err(error)) => return fail(bulk, assembly, &error).await,
+    let written = match stored {
+        Ok(stored) => {
+            lock(&bulk.counts).received_bytes += stored.bytes;
+            if let Some(file) = stored.file {
+                // The disk writes while more arrive.
+                lock(&assembly.syncing).push(beside(move || file.sync()));
+            }
+            if let Some(part) = stored.complete {
+                return finish(bulk, from, assembly, part).await;
+            }
+            synced(assembly, false).await
+        }
+        Err(error) => synced(assembly, true).await.and(Err(error)),
     };
-    lock(&bulk.counts).received_bytes += stored.bytes;
-    if let Some(file) = stored.file {
-        // The disk writes while more arrive.
-        lock(&assembly.syncing).push(beside(move || file.sync()));
-    }
-    if let Some(part) = stored.complete {
-        finish(bulk, from, assembly, part).await;
+    if let Err(error) = written {
+        fail(bulk, assembly, &error).await;
     }
 }
 
 /// Finishes a message that is complete, which ends it over all paths.
-async fn finish(bulk: &Bulk, from: RobotId, assembly: &Arc<Assembly>, part: Box<Part>) {
+async fn finish(bulk: &Bulk, from: RobotId, assembly: &Arc<Assembly>, mut part: Box<Part>) {
     // The kernel reports a disk's failure once: a sync only at the end would miss it.
     let whole = match synced(assembly, true).await {
         Ok(()) => awaited(|| part.finish()).await,
-        Err(error) => Err(error),
+        Err(error) => awaited(move || part.restart()).await.and(Err(error)),
     };
     let answer = match whole {
         Ok(Some(whole)) => {
@@ -422,8 +427,9 @@ async fn fail(bulk: &Bulk, assembly: &Arc<Assembly>, error: &io::Error) {
     awaited(move || assembly.end(Over::Answered(answer))).await;
 }
 
-/// Returns the results of all syncs that have ended, or waits for all.
-async fn synced(assembly: &Assembly, all: bool) -> io::Result<()> {
+/// Returns the results of all syncs that have ended, or waits for all. If one has failed, discards what has arrived,
+/// unless the message is complete.
+async fn synced(assembly: &Arc<Assembly>, all: bool) -> io::Result<()> {
     let ended: Vec<_> = {
         let mut syncing = lock(&assembly.syncing);
         let (ended, going) = std::mem::take(&mut *syncing)
@@ -433,7 +439,11 @@ async fn synced(assembly: &Assembly, all: bool) -> io::Result<()> {
         ended
     };
     for sync in ended {
-        sync.await.map_err(io::Error::other)??;
+        if let Err(error) = sync.await.map_err(io::Error::other)? {
+            let broken = assembly.clone();
+            let restarted = awaited(move || lock(&broken.part).as_mut().map_or(Ok(()), |part| part.restart()));
+            return restarted.await.and(Err(error));
+        }
     }
     Ok(())
 }

@@ -64,9 +64,34 @@ pub(crate) fn watched(
     Box::new(move || {
         let mut rest = None;
         let panicked = caught(what, || rest = work());
-        if let (Some(why), Some(on_panic)) = (panicked, on_panic.take()) {
-            on_panic(&why);
+        if let Some(why) = panicked {
+            on_panic.take().into_iter().for_each(|on_panic| on_panic(&why));
         }
         rest
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_is_reported_in_whichever_round_it_comes() {
+        let (told, reported) = channel();
+        let mut rounds = 0;
+        let work = move || {
+            rounds += 1;
+            assert!(rounds < 3, "too many rounds");
+            Some(Duration::ZERO)
+        };
+        let mut work = watched("a worker", move |why| told.send(why.to_owned()).unwrap(), work);
+        assert_eq!(
+            [work(), work(), work()],
+            [Some(Duration::ZERO), Some(Duration::ZERO), None]
+        );
+        let why = reported.try_recv().unwrap();
+        assert!(why.contains("a worker panicked: too many rounds"), "{why}");
+    }
 }

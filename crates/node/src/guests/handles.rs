@@ -255,7 +255,8 @@ impl Letter {
 /// Bulk messages for a receiver.
 #[derive(Debug)]
 pub(crate) struct Received {
-    waiting: Mailbox<BulkMessage>,
+    /// Each with the agent's number of it.
+    waiting: Mailbox<(u64, BulkMessage)>,
     counts: Mutex<Counts>,
 }
 
@@ -278,11 +279,11 @@ impl Default for Received {
 
 impl Received {
     /// Adds a message that arrived; `wanted` if it was requested by waiting callers.
-    pub fn on_came(&self, message: BulkMessage, wanted: bool) {
+    pub fn on_came(&self, number: u64, message: BulkMessage, wanted: bool) {
         let mut counts = lock(&self.counts);
         counts.asked = counts.asked.saturating_sub(usize::from(wanted));
         drop(counts);
-        self.waiting.put(message, |_| false);
+        self.waiting.put((number, message), |_| false);
     }
 
     /// Returns the number of messages to request from a new agent.
@@ -292,8 +293,11 @@ impl Received {
         counts.asked
     }
 
-    pub fn clear(&self) {
-        while self.waiting.try_recv().is_some() {}
+    /// Drops the messages that nobody has received, and returns their numbers.
+    pub fn take_all(&self) -> Vec<u64> {
+        std::iter::from_fn(|| self.waiting.try_recv())
+            .map(|(number, _)| number)
+            .collect()
     }
 }
 
@@ -321,17 +325,17 @@ impl Receiver {
         }
         let message = self.received.waiting.try_recv();
         self.ask();
-        message
+        message.map(|(_, message)| message)
     }
 
     pub fn recv(&self, timeout: Option<StdDuration>) -> Option<BulkMessage> {
         let _waiter = Waiter::new(self);
-        self.received.waiting.recv(timeout)
+        self.received.waiting.recv(timeout).map(|(_, message)| message)
     }
 
     pub async fn next(&self) -> BulkMessage {
         let _waiter = Waiter::new(self);
-        self.received.waiting.next().await
+        self.received.waiting.next().await.1
     }
 
     /// Requests as many messages as callers wait for.

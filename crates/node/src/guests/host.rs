@@ -16,7 +16,7 @@ use bytes::Bytes;
 use coorp_core::RobotId;
 use rustix::net::{shutdown, Shutdown};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{oneshot, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{oneshot, Semaphore};
 
 use super::line::{refused, Incoming, Outgoing};
 use super::place::{admits, Place};
@@ -34,8 +34,9 @@ use crate::wire::guest::{packed, Answer, Failure, FromGuest, ToGuest};
 use crate::wire::{encode, Refusal};
 use crate::Error;
 
-/// The maximum number of guests at once.
+/// The maximum number of guests at once, and of programs at once that may not join and are told so.
 const GUESTS_MAX: usize = 64;
+const STRANGERS_MAX: usize = 16;
 /// The maximum number of one guest's declarations at once.
 const DECLARED_MAX: usize = 4_096;
 /// Time limit for a program to introduce itself.
@@ -86,7 +87,7 @@ impl Guests {
 }
 
 async fn accept(agent: Arc<Agent>, listener: UnixListener, spawn: Arc<dyn Spawn>) {
-    let places = Arc::new(Semaphore::new(GUESTS_MAX));
+    let places = [GUESTS_MAX, STRANGERS_MAX].map(|most| Arc::new(Semaphore::new(most)));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -96,11 +97,10 @@ async fn accept(agent: Arc<Agent>, listener: UnixListener, spawn: Arc<dyn Spawn>
                 continue;
             }
         };
-        let place = places.clone().try_acquire_owned().ok();
-        let (agent, on) = (agent.clone(), spawn.clone());
+        let (agent, places, on) = (agent.clone(), places.clone(), spawn.clone());
         spawn.spawn(Box::pin(async move {
             // A panic here harms only this guest.
-            if let Some(why) = caught_in("a guest's task", attend(agent, stream, place, on)).await {
+            if let Some(why) = caught_in("a guest's task", attend(agent, stream, places, on)).await {
                 tracing::error!("{why}");
             }
         }));
@@ -108,12 +108,22 @@ async fn accept(agent: Arc<Agent>, listener: UnixListener, spawn: Arc<dyn Spawn>
 }
 
 /// Attends to a program until its connection ends.
-async fn attend(agent: Arc<Agent>, stream: UnixStream, place: Option<OwnedSemaphorePermit>, spawn: Arc<dyn Spawn>) {
+async fn attend(
+    agent: Arc<Agent>,
+    stream: UnixStream,
+    [guests, strangers]: [Arc<Semaphore>; 2],
+    spawn: Arc<dyn Spawn>,
+) {
     let who = stream.peer_cred();
-    let stream = Arc::new(stream);
-    let (mut incoming, out) = (Incoming::new(&stream), Arc::new(Outgoing::new(&stream)));
     let (user, process) = who.as_ref().map_or((None, None), |who| (Some(who.uid()), who.pid()));
     let may_join = who.is_ok_and(|who| admits(who.uid(), who.gid()));
+    let place = if may_join { guests } else { strangers }.try_acquire_owned().ok();
+    if !may_join && place.is_none() {
+        // No number of them takes a guest's place, or all descriptors.
+        return;
+    }
+    let stream = Arc::new(stream);
+    let (mut incoming, out) = (Incoming::new(&stream), Arc::new(Outgoing::new(&stream)));
     let hello = tokio::time::timeout(HELLO_MAX, incoming.next::<FromGuest>()).await;
     let why_not = match hello {
         _ if !may_join => Some("its user is neither the agent's, nor root, nor in the agent's group".to_owned()),
@@ -309,7 +319,6 @@ impl Session {
                     let (receiver, wanted) = (Arc::new(receiver), Arc::new(Semaphore::new(0)));
                     let passed = Passed {
                         receiver: receiver.clone(),
-                        is_reserved: prefix.is_some(),
                         wanted: wanted.clone(),
                         bulk: bulk.clone(),
                         held: self.held.clone(),
@@ -540,8 +549,6 @@ async fn pass_on_lists(gather: Arc<Gather>, id: u64, out: Arc<Outgoing>, mut tas
 /// The state of passing on the bulk of a receiver.
 struct Passed {
     receiver: Arc<BulkReceiver>,
-    /// Whether nobody else receives its messages.
-    is_reserved: bool,
     wanted: Arc<Semaphore>,
     bulk: Arc<Bulk>,
     held: Arc<Mutex<Held>>,
@@ -560,20 +567,15 @@ impl Passed {
             };
             let message = tokio::select! {
                 biased;
-                _ = &mut task => break,
+                _ = &mut task => return,
                 message = next => message,
             };
             if hand_over(&self.bulk, &self.held, &out, self.id, message, true)
                 .await
                 .is_err()
             {
-                break;
+                return;
             }
-        }
-        if self.is_reserved {
-            let left: Vec<_> = std::iter::from_fn(|| self.receiver.try_recv()).collect();
-            drop(self.receiver);
-            left.into_iter().rev().for_each(|message| self.bulk.put_back(message));
         }
     }
 }

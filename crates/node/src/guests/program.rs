@@ -93,8 +93,8 @@ struct State {
     is_closed: bool,
     /// The time at which the robot's clock began, since the machine's start.
     began: Duration,
-    /// The next number.
-    next: u64,
+    /// The number of the newest question. Nothing has the number 0, which ends what was never asked.
+    last: u64,
     declared: BTreeMap<u64, Declared>,
     asked: BTreeMap<u64, SyncSender<Reply>>,
     /// The bulk messages sent, by the numbers of their questions, with their names.
@@ -355,10 +355,17 @@ impl Link {
         Ok(id)
     }
 
-    /// Ends a declaration.
+    /// Ends a declaration. Bulk that came for it and that nobody has received goes to others.
     pub fn end(&self, id: u64) {
-        lock(&self.state).declared.remove(&id);
+        // Still under the lock, because another agent numbers its messages anew.
+        let mut state = lock(&self.state);
+        let ended = state.declared.remove(&id);
         self.post(&FromGuest::End { id });
+        if let Some(Sink::Bulk(received)) = ended.map(|ended| ended.sink) {
+            // In this order, the oldest comes first again.
+            let unwanted = received.take_all().into_iter().rev();
+            unwanted.for_each(|message| self.post(&FromGuest::PutBack { message }));
+        }
     }
 
     /// Sets a publisher's bound, now and whenever it is declared.
@@ -406,8 +413,8 @@ impl Link {
         let until = StdInstant::now() + ANSWER_MAX;
         let (tell, told) = sync_channel(1);
         let mut state = self.connected_until(until)?;
-        let id = state.next;
-        state.next += 1;
+        state.last += 1;
+        let id = state.last;
         let frame = frame(id, &mut state);
         state.asked.insert(id, tell);
         // Still under the lock, so that an agent that restarts is asked only once.
@@ -534,7 +541,7 @@ impl Link {
             match &declared.sink {
                 // Lists have times of another clock, and a new agent delivers bulk that was not taken again.
                 Sink::Gathered(gathered) => gathered.clear(),
-                Sink::Bulk(received) => received.clear(),
+                Sink::Bulk(received) => drop(received.take_all()),
                 Sink::Control(_) | Sink::Nothing => {}
             }
         }
@@ -630,15 +637,20 @@ impl Link {
                 length,
                 path,
                 wanted,
-            } => match self.sink(id) {
-                Some(Sink::Bulk(received)) => {
-                    let path = OsString::from_vec(path).into();
-                    let whole = Whole { name, length, path };
-                    let message = BulkMessage::of_guest(Parcel::new(self, message), from, whole);
-                    received.on_came(message, wanted);
+            } => {
+                let path = OsString::from_vec(path).into();
+                let whole = Whole { name, length, path };
+                let came = BulkMessage::of_guest(Parcel::new(self, message), from, whole);
+                // Hold the lock, so that the receiver does not end meanwhile.
+                let state = lock(&self.state);
+                match state.declared.get(&id).map(|declared| &declared.sink) {
+                    Some(Sink::Bulk(received)) => received.on_came(message, came, wanted),
+                    _ => {
+                        drop(state);
+                        self.post(&FromGuest::PutBack { message });
+                    }
                 }
-                _ => self.post(&FromGuest::PutBack { message }),
-            },
+            }
             ToGuest::Welcome { .. } | ToGuest::Refused(_) => return Err(io::ErrorKind::InvalidData.into()),
         }
         Ok(())

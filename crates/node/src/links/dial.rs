@@ -95,7 +95,9 @@ impl Links {
             CONNECT_MAX,
         )
         .await?;
-        let streams = connection.open_bi().await;
+        // A robot that admits no stream must not collect links that wait for one.
+        let streams = tokio::time::timeout(CONNECT_MAX, connection.open_bi()).await;
+        let streams = streams.map_err(|_| refused("it admits no stream"))?;
         let streams = streams.map_err(|error| refused(&error.to_string()))?;
         Ok((connection, streams))
     }

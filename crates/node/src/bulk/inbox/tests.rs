@@ -388,6 +388,65 @@ fn a_message_that_was_taken_does_not_come_back() {
     }
 }
 
+/// A file on a disk that does not take what is written.
+#[derive(Debug)]
+struct Broken(Box<dyn Opened>);
+
+impl io::Read for Broken {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl io::Write for Broken {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl io::Seek for Broken {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+impl Opened for Broken {
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_len(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Other.into())
+    }
+
+    fn space(&self) -> io::Result<crate::disk::Space> {
+        self.0.space()
+    }
+
+    fn again(&self) -> io::Result<Box<dyn Opened>> {
+        self.0.again()
+    }
+}
+
+#[test]
+fn bytes_that_the_disk_has_not_taken_are_not_believed_when_the_sender_offers_them_again() {
+    let folder = scratch("broken");
+    let inbox = Inbox::open(Arc::new(Linux), &folder, "one").unwrap();
+    let bytes = content(9, 2 * SEGMENT + 5);
+    let mut broken = part(&inbox, &begin(1, &bytes));
+    write(&mut broken, &bytes).unwrap();
+    let file = inbox.disk.open(&inbox.folder.join("part")).unwrap();
+    broken.file = Box::new(Broken(file));
+    assert!(broken.finish().is_err());
+    let again = part(&inbox, &begin(1, &bytes));
+    assert_eq!((again.list(), again.missing()), (Vec::new(), bytes.len() as u64));
+    fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn wrong_bytes_are_forgotten() {
     let folder = scratch("wrong");
