@@ -123,7 +123,7 @@ impl Replay {
             if let Some(moment) = moment.filter(|moment| record.at > *moment && replay.at.is_none()) {
                 replay.at = Some(replay.moment(&robot, &in_flight, moment));
             }
-            if let Input::MayPass { path, n } | Input::MayForward { path, n } = record.input {
+            if let Some((path, n)) = asked(&record.input) {
                 if let Some(known) = in_flight.get_mut(path) {
                     *known = n;
                 }
@@ -157,7 +157,7 @@ impl Replay {
             ));
             return false;
         }
-        if let Input::MayPass { path, n } | Input::MayForward { path, n } = told {
+        if let Some((path, n)) = asked(&told) {
             self.asked += 1;
             self.passed += u64::from(answer == Answer::Yes);
             // A robot without a permit never asks this, unless its permit has just ended.
@@ -379,10 +379,19 @@ fn said(message: &permits::Message) -> String {
     }
 }
 
+/// Returns the path over which bulk asks to pass, and the number of packets on their way over it.
+fn asked(input: &Input) -> Option<(usize, usize)> {
+    match *input {
+        Input::MayPass { path, n } | Input::PassesGate { path, n } | Input::MayForward { path, n } => Some((path, n)),
+        _ => None,
+    }
+}
+
 fn name(input: &Input) -> &'static str {
     match input {
         Input::Deadline => "deadline",
         Input::MayPass { .. } => "may-pass",
+        Input::PassesGate { .. } => "passes-gate",
         Input::MayForward { .. } => "may-forward",
         Input::MayAcknowledge => "may-acknowledge",
         Input::Protects(_) => "protects",

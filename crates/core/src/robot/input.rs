@@ -23,6 +23,13 @@ pub enum Input {
         /// Packets on their way over it.
         n: usize,
     },
+    /// [`Robot::passes_gate`], answered as [`Input::MayPass`].
+    PassesGate {
+        /// The path.
+        path: usize,
+        /// Packets on their way over it.
+        n: usize,
+    },
     /// [`Robot::on_left`].
     Left {
         /// The path.
@@ -257,6 +264,7 @@ impl Robot {
                 return Answer::Actions(std::iter::from_fn(|| self.poll()).collect());
             }
             Input::MayPass { path, n } => return Answer::of(self.may_pass(path, n, now)),
+            Input::PassesGate { path, n } => return Answer::of(self.passes_gate(path, n, now)),
             Input::Protects(protects) => self.set_protects(protects),
             Input::MayForward { path, n } => return Answer::of(self.may_forward(path, n, now)),
             Input::Left {

@@ -360,7 +360,7 @@ impl Robot {
     }
 
     /// Returns the same as [`Robot::may_pass`], but ignores permits. For drivers that enforce permits elsewhere, for
-    /// example by pausing streams.
+    /// example by pausing streams, and for what such a driver had made before the permit ended.
     #[inline]
     pub fn passes_gate(&mut self, path: usize, n: usize, now: Instant) -> bool {
         self.plan_windows(now);

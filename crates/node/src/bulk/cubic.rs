@@ -1,4 +1,7 @@
-//! Decides when QUIC makes packets of bulk: never without a permit and a turn.
+//! Decides when QUIC makes packets of bulk: never without a permit and a turn, but for one a second.
+//!
+//! While stream data waits for the congestion window, quinn sends nothing else, not even acknowledgements. The other end
+//! would take a sender that waits long for its permit for dead.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,7 +15,7 @@ use super::socket::GatedSocket;
 use super::turns::Turn;
 use crate::shared_robot::SharedRobot;
 
-/// CUBIC, except that nothing is sent without a permit and a turn, and that the gate learns of acknowledgements.
+/// CUBIC, except that next to nothing is sent without a permit and a turn, and that the gate learns of acknowledgements.
 ///
 /// QUIC queries it several times per packet, so it reads the permit without locking the socket.
 struct PermittedCubic {
@@ -28,6 +31,9 @@ struct PermittedCubic {
     told_at: Option<Instant>,
     /// Whether the other end has acknowledged something.
     heard: bool,
+    /// When something was last sent.
+    sent_at: coorp_core::Instant,
+    mtu: u16,
 }
 
 /// Makes [`PermittedCubic`]s of one connection.
@@ -44,6 +50,8 @@ pub(super) struct PermittedCubicConfig {
 /// A connection's first flight before the first acknowledgement, if bulk is coordinated: few others send, and the gate
 /// bounds what is below it.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+/// The interval of packets without a permit. A third of the time after which the other end gives up.
+const ALIVE_EVERY: coorp_core::Duration = coorp_core::Duration::from_secs(1);
 /// Minimum time between two reports to the robot that something is sent.
 const TELL_SENT_EVERY: Duration = Duration::from_millis(3);
 
@@ -65,6 +73,8 @@ impl ControllerFactory for PermittedCubicConfig {
             turn: self.turn.clone(),
             told_at: None,
             heard: false,
+            sent_at: self.robot.now(),
+            mtu: current_mtu,
         })
     }
 }
@@ -89,6 +99,7 @@ impl Controller for PermittedCubic {
             self.robot
                 .tell(|robot, now| robot.handle(Input::BulkSent { to, path }, now));
         }
+        self.sent_at = self.robot.now();
         self.inner.on_sent(now, bytes, last_packet_number);
     }
 
@@ -109,6 +120,7 @@ impl Controller for PermittedCubic {
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = new_mtu;
         self.inner.on_mtu_update(new_mtu);
     }
 
@@ -116,6 +128,9 @@ impl Controller for PermittedCubic {
         // Without any packet from the other end there is no connection yet, and nothing to wake when a permit arrives.
         if !self.heard || self.permitted.load(Ordering::Acquire) && self.turn.has() {
             self.inner.window()
+        } else if self.robot.now().since(self.sent_at) >= ALIVE_EVERY {
+            // One packet fits into it, and no second one.
+            2 * u64::from(self.mtu) - 1
         } else {
             // No packet fits into it. Not 0, which quinn's pacing takes for a mistake if a permit is lost meanwhile.
             1
@@ -133,6 +148,8 @@ impl Controller for PermittedCubic {
             turn: self.turn.clone(),
             told_at: self.told_at,
             heard: self.heard,
+            sent_at: self.sent_at,
+            mtu: self.mtu,
         })
     }
 
@@ -180,6 +197,21 @@ mod tests {
         let mut cubic = config.build(now, 1_200);
         assert!(cubic.window() > 1);
         cubic.on_end_acks(now, 0, false, Some(0));
+        assert_eq!(cubic.window(), 1);
+    }
+
+    #[test]
+    fn one_packet_a_second_goes_without_a_permit() {
+        let (now, config) = (Instant::now(), Arc::new(unpermitted()));
+        let mut cubic = config
+            .build(now, 1_200)
+            .into_any()
+            .downcast::<PermittedCubic>()
+            .unwrap();
+        cubic.on_end_acks(now, 0, false, Some(0));
+        cubic.sent_at = cubic.robot.now() - ALIVE_EVERY;
+        assert_eq!(cubic.window(), 2_399);
+        cubic.on_sent(now, 1_200, 1);
         assert_eq!(cubic.window(), 1);
     }
 

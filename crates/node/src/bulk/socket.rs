@@ -3,11 +3,12 @@
 //! QUIC keeps a datagram that the gate holds, and its task is woken when the gate opens, a permit arrives or something
 //! has left. Datagrams that the kernel has and that have not left are counted, and the gate learns when each one
 //! leaves. From that it knows what will have left when a window begins. Without a permit, QUIC gets a congestion window
-//! of zero, so that it makes no packets whose delay would count as the network's. A paused stream sends nothing and
-//! keeps its congestion state.
+//! of nearly zero, so that it makes no packets whose delay would count as the network's. A paused stream keeps its
+//! congestion state.
 //!
-//! Small datagrams (such as acknowledgements) and those of a handshake always pass: a connection stays alive while it
-//! is paused.
+//! A connection stays alive while it is paused. Small datagrams (such as acknowledgements) and those of a handshake always
+//! pass. But QUIC makes nothing else while it keeps a datagram. So once it has been told that the permit has ended, what it
+//! had made still goes, as the gate allows, and so does the packet that it may make once a second ([`super::cubic`]).
 //!
 //! What has left is known from the socket's send queue ([`crate::outqueue`]). A thread reads it while something is
 //! below the gate, more often while the gate waits for it. If the driver is known to give transmit status without harm
@@ -62,8 +63,9 @@ const FOLLOWS: &str = "the thread that follows bulk";
 pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
     /// Returns the time, on the clock used throughout.
     fn now(&self) -> Instant;
-    /// Returns whether a datagram may go over a path with `n` on their way, and when that was decided.
-    fn may_pass(&self, path: usize, n: usize) -> (bool, Instant);
+    /// Returns whether a datagram may go over a path with `n` on their way, and when that was decided. `paused`: QUIC
+    /// makes no more of them, so a permit is not needed.
+    fn may_pass(&self, path: usize, n: usize, paused: bool) -> (bool, Instant);
     /// Returns how many datagrams, `most` at most, may go together with `n` on their way.
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
     /// Reports what has left, and when; small datagrams too.
@@ -77,8 +79,13 @@ impl Gatekeeper for SharedRobot {
         SharedRobot::now(self)
     }
 
-    fn may_pass(&self, path: usize, n: usize) -> (bool, Instant) {
-        self.tell(|robot, now| (robot.may(Input::MayPass { path, n }, now), now))
+    fn may_pass(&self, path: usize, n: usize, paused: bool) -> (bool, Instant) {
+        let input = if paused {
+            Input::PassesGate { path, n }
+        } else {
+            Input::MayPass { path, n }
+        };
+        self.tell(|robot, now| (robot.may(input, now), now))
     }
 
     fn room(&self, path: usize, n: usize, most: usize) -> usize {
@@ -220,7 +227,7 @@ impl GatedSocket {
         self.permitted.load(Ordering::Acquire)
     }
 
-    /// Sets whether a permit allows bulk; without one, QUIC makes no packets.
+    /// Sets whether a permit allows bulk; without one, QUIC makes no packets, and what it keeps may go.
     pub fn set_permitted(&self, permitted: bool) {
         self.permitted.store(permitted, Ordering::Release);
         self.wake();
@@ -468,7 +475,7 @@ impl AsyncUdpSocket for GatedSocket {
         let mut under = lock(&self.under);
         let n = under.datagrams;
         let (pass, at) = if bulk {
-            self.gatekeeper.may_pass(self.path, n)
+            self.gatekeeper.may_pass(self.path, n, !self.is_permitted())
         } else {
             (true, self.gatekeeper.now())
         };

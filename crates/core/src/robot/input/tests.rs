@@ -133,6 +133,7 @@ fn input() -> impl Strategy<Value = Input> {
     let report = || (topic(), peer());
     prop_oneof![
         8 => (0usize..3, 0usize..40).prop_map(|(path, n)| Input::MayPass { path, n }),
+        2 => (0usize..3, 0usize..40).prop_map(|(path, n)| Input::PassesGate { path, n }),
         2 => (0usize..3, 0usize..40).prop_map(|(path, n)| Input::MayForward { path, n }),
         1 => any::<bool>().prop_map(Input::Protects),
         4 => (0usize..2, 0u64..20, instant(), span()).prop_map(|(path, before, entered_at, took)| Input::Left {

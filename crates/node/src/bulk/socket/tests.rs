@@ -16,6 +16,7 @@ pub const SOON: StdDuration = StdDuration::from_secs(60);
 pub struct Door {
     began: StdInstant,
     pub gate: Mutex<Gate>,
+    pub permits: AtomicBool,
     gone: Mutex<Vec<(SendCall, Instant)>>,
 }
 
@@ -24,9 +25,10 @@ impl Gatekeeper for Door {
         Instant::from_nanos(self.began.elapsed().as_nanos() as u64)
     }
 
-    fn may_pass(&self, _path: usize, n: usize) -> (bool, Instant) {
+    fn may_pass(&self, _path: usize, n: usize, paused: bool) -> (bool, Instant) {
         let now = self.now();
-        (lock(&self.gate).on_dequeue(n, now) == Verdict::Pass, now)
+        let permitted = paused || self.permits.load(Ordering::Relaxed);
+        (permitted && lock(&self.gate).on_dequeue(n, now) == Verdict::Pass, now)
     }
 
     fn room(&self, _path: usize, n: usize, most: usize) -> usize {
@@ -63,6 +65,7 @@ impl Bench {
         let door = Arc::new(Door {
             began: StdInstant::now(),
             gate: Mutex::new(Gate::new(CompletionTable::new(256, 64, 0.9), backlog_max)),
+            permits: AtomicBool::new(true),
             gone: Mutex::default(),
         });
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -71,6 +74,7 @@ impl Bench {
         let below = Linux.bind(([0, 0, 0, 0], 0).into(), None).unwrap().below_gate();
         let socket = GatedSocket::with(&Linux, below.unwrap(), 0, door.clone(), source).unwrap();
         drop(entered);
+        socket.set_permitted(true);
         Bench {
             door,
             socket,
@@ -93,6 +97,11 @@ impl Bench {
 
     /// Hands a datagram to the kernel, as soon as the kernel and the gate accept it.
     pub fn hand_over(&self, to: &str, number: u32, bytes: usize) {
+        until("the socket takes a datagram", || self.takes(to, number, bytes));
+    }
+
+    /// Returns whether the kernel and the gate accept a datagram now.
+    fn takes(&self, to: &str, number: u32, bytes: usize) -> bool {
         let contents = Bench::contents(number, bytes);
         let transmit = Transmit {
             destination: to.parse().unwrap(),
@@ -101,13 +110,11 @@ impl Bench {
             segment_size: None,
             src_ip: None,
         };
-        until("the socket takes a datagram", || {
-            match self.socket.try_send(&transmit) {
-                Ok(()) => true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
-                Err(error) => panic!("{error}"),
-            }
-        });
+        match self.socket.try_send(&transmit) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Waits for all reports, and returns what the gate was told.
@@ -154,6 +161,16 @@ fn the_send_queue_of_the_kernel_tells_what_has_left() {
     let gone = bench.reported(Completions::OutQueue);
     assert!(gone.iter().map(|(send, _)| send.number()).eq(0..100));
     assert!(bench.socket.max_transmit_segments() > 1, "a count will do for several");
+}
+
+#[test]
+fn what_quic_keeps_goes_once_it_knows_that_the_permit_has_ended() {
+    let (_sink, to) = sink();
+    let bench = Bench::new(None);
+    bench.door.permits.store(false, Ordering::Relaxed);
+    assert!(!bench.takes(&to, 0, 1_000), "QUIC would go on sending");
+    bench.socket.set_permitted(false);
+    bench.hand_over(&to, 0, 1_000);
 }
 
 #[test]
