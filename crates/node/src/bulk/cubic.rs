@@ -11,7 +11,7 @@ use coorp_core::robot::Input;
 use coorp_core::RobotId;
 use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 
-use super::socket::GatedSocket;
+use super::socket::{GatedSocket, ALIVE_EVERY};
 use super::turns::Turn;
 use crate::shared_robot::SharedRobot;
 
@@ -50,8 +50,6 @@ pub(super) struct PermittedCubicConfig {
 /// A connection's first flight before the first acknowledgement, if bulk is coordinated: few others send, and the gate
 /// bounds what is below it.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-/// The interval of packets without a permit. A third of the time after which the other end gives up.
-const ALIVE_EVERY: coorp_core::Duration = coorp_core::Duration::from_secs(1);
 /// Minimum time between two reports to the robot that something is sent.
 const TELL_SENT_EVERY: Duration = Duration::from_millis(3);
 

@@ -7,8 +7,8 @@
 //! congestion state.
 //!
 //! A connection stays alive while it is paused. Small datagrams (such as acknowledgements) and those of a handshake always
-//! pass. But QUIC makes nothing else while it keeps a datagram. So once it has been told that the permit has ended, what it
-//! had made still goes, as the gate allows, and so does the packet that it may make once a second ([`super::cubic`]).
+//! pass. But QUIC makes nothing else while it keeps a datagram. So one call a second goes without a permit, as the gate allows:
+//! what QUIC had made when the permit ended, and later the packet that it may make once a second ([`super::cubic`]).
 //!
 //! What has left is known from the socket's send queue ([`crate::outqueue`]). A thread reads it while something is
 //! below the gate, more often while the gate waits for it. If the driver is known to give transmit status without harm
@@ -44,6 +44,8 @@ use crate::tasks::caught;
 
 /// Datagrams up to this size are not bulk.
 const SMALL_BYTES: usize = 256;
+/// The interval of calls without a permit. A third of the time after which the other end gives up.
+pub(super) const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// A datagram that was not reported for this long never will be.
 const REPORT_LATE: Duration = Duration::from_millis(500);
 /// A kernel that still holds a datagram after this time counts wrongly: its driver has lost the frame.
@@ -63,9 +65,9 @@ const FOLLOWS: &str = "the thread that follows bulk";
 pub(crate) trait Gatekeeper: fmt::Debug + Send + Sync {
     /// Returns the time, on the clock used throughout.
     fn now(&self) -> Instant;
-    /// Returns whether a datagram may go over a path with `n` on their way, and when that was decided. `paused`: QUIC
-    /// makes no more of them, so a permit is not needed.
-    fn may_pass(&self, path: usize, n: usize, paused: bool) -> (bool, Instant);
+    /// Returns whether a datagram may go over a path with `n` on their way, and when that was decided. A datagram that
+    /// keeps a connection `alive` needs no permit.
+    fn may_pass(&self, path: usize, n: usize, alive: bool) -> (bool, Instant);
     /// Returns how many datagrams, `most` at most, may go together with `n` on their way.
     fn room(&self, path: usize, n: usize, most: usize) -> usize;
     /// Reports what has left, and when; small datagrams too.
@@ -79,8 +81,8 @@ impl Gatekeeper for SharedRobot {
         SharedRobot::now(self)
     }
 
-    fn may_pass(&self, path: usize, n: usize, paused: bool) -> (bool, Instant) {
-        let input = if paused {
+    fn may_pass(&self, path: usize, n: usize, alive: bool) -> (bool, Instant) {
+        let input = if alive {
             Input::PassesGate { path, n }
         } else {
             Input::MayPass { path, n }
@@ -227,10 +229,15 @@ impl GatedSocket {
         self.permitted.load(Ordering::Acquire)
     }
 
-    /// Sets whether a permit allows bulk; without one, QUIC makes no packets, and what it keeps may go.
+    /// Sets whether a permit allows bulk; without one, QUIC makes next to no packets.
     pub fn set_permitted(&self, permitted: bool) {
         self.permitted.store(permitted, Ordering::Release);
         self.wake();
+    }
+
+    /// Returns whether bulk may go to keep a connection alive, without a permit.
+    fn keeps_alive(&self, under: &Under) -> bool {
+        !self.is_permitted() && self.gatekeeper.now().since(under.bulk_at) >= ALIVE_EVERY
     }
 
     /// Wakes every blocked sender.
@@ -475,7 +482,7 @@ impl AsyncUdpSocket for GatedSocket {
         let mut under = lock(&self.under);
         let n = under.datagrams;
         let (pass, at) = if bulk {
-            self.gatekeeper.may_pass(self.path, n, !self.is_permitted())
+            self.gatekeeper.may_pass(self.path, n, self.keeps_alive(&under))
         } else {
             (true, self.gatekeeper.now())
         };
@@ -553,7 +560,8 @@ impl UdpPoller for GatedPoller {
     fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         {
             let mut under = lock(&self.socket.under);
-            if under.closed {
+            // A connection that may be kept alive asks again at each keep-alive of its other end.
+            if under.closed && !self.socket.keeps_alive(&under) {
                 if !under.waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
                     under.waiters.push(cx.waker().clone());
                 }

@@ -28,6 +28,8 @@ pub(super) struct Under {
     pub silent_for: u32,
     /// Whether the gate has held a datagram since waiters were last woken.
     pub closed: bool,
+    /// When bulk was last handed over.
+    pub bulk_at: Instant,
     pub waiters: Vec<Waker>,
     /// The number of times that a datagram was held back.
     pub holds: u64,
@@ -65,6 +67,7 @@ impl Under {
             left: 0,
             silent_for: 0,
             closed: false,
+            bulk_at: Instant::ZERO,
             waiters: Vec::new(),
             holds: 0,
             given_up: 0,
@@ -75,6 +78,9 @@ impl Under {
     pub fn push(&mut self, send: SendCall) {
         if self.sends.len() >= FOLLOWED_MAX {
             self.pop();
+        }
+        if send.bulk {
+            self.bulk_at = send.at;
         }
         self.datagrams += send.datagrams;
         self.sends.push_back(send);

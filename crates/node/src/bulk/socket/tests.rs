@@ -25,9 +25,9 @@ impl Gatekeeper for Door {
         Instant::from_nanos(self.began.elapsed().as_nanos() as u64)
     }
 
-    fn may_pass(&self, _path: usize, n: usize, paused: bool) -> (bool, Instant) {
+    fn may_pass(&self, _path: usize, n: usize, alive: bool) -> (bool, Instant) {
         let now = self.now();
-        let permitted = paused || self.permits.load(Ordering::Relaxed);
+        let permitted = alive || self.permits.load(Ordering::Relaxed);
         (permitted && lock(&self.gate).on_dequeue(n, now) == Verdict::Pass, now)
     }
 
@@ -164,13 +164,18 @@ fn the_send_queue_of_the_kernel_tells_what_has_left() {
 }
 
 #[test]
-fn what_quic_keeps_goes_once_it_knows_that_the_permit_has_ended() {
+fn one_call_a_second_goes_without_a_permit() {
     let (_sink, to) = sink();
     let bench = Bench::new(None);
-    bench.door.permits.store(false, Ordering::Relaxed);
-    assert!(!bench.takes(&to, 0, 1_000), "QUIC would go on sending");
-    bench.socket.set_permitted(false);
     bench.hand_over(&to, 0, 1_000);
+    bench.door.permits.store(false, Ordering::Relaxed);
+    bench.socket.set_permitted(false);
+    lock(&bench.socket.under).bulk_at = bench.door.now();
+    assert!(!bench.takes(&to, 1, 1_000));
+    lock(&bench.socket.under).bulk_at = Instant::ZERO;
+    std::thread::sleep(StdDuration::from_nanos(ALIVE_EVERY.as_nanos()));
+    bench.hand_over(&to, 1, 1_000);
+    assert!(!bench.takes(&to, 2, 1_000));
 }
 
 #[test]
