@@ -259,7 +259,7 @@ fn guests_join_an_agent_that_has_started_anew() {
     until("it is noticed", || {
         pose.put(b"dropped").is_ok() && poses.try_recv().is_none()
     });
-    // What is not declared now ends nothing that was declared before.
+    // A declaration that fails must not end an earlier one.
     let said = a.control_subscriber("late").unwrap_err().to_string();
     assert!(
         said.contains("one's agent is not running: start it again (coorp up)"),
