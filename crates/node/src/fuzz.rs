@@ -7,7 +7,7 @@ use quinn::{ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
 
 use crate::ground::{Ground, Linux};
 use crate::keys::Identity;
-use crate::links::{transport, PROTOCOL};
+use crate::links::{transport, KEEP_ALIVE, PROTOCOL};
 use crate::quic::Credentials;
 use crate::Error;
 
@@ -50,8 +50,8 @@ impl Quic {
         let socket = socket.map_err(|error| Error::Socket("cannot open a socket".to_owned(), error))?;
         let (mut server, mut client) = (credentials.server(PROTOCOL)?, credentials.client(PROTOCOL)?);
         let lengths = MtuDiscoveryConfig::default;
-        server.transport_config(transport(false, lengths()));
-        client.transport_config(transport(true, lengths()));
+        server.transport_config(transport(false, KEEP_ALIVE, lengths()));
+        client.transport_config(transport(true, KEEP_ALIVE, lengths()));
         Ok(Quic {
             endpoint: credentials.endpoint(&Linux, &*socket),
             server,

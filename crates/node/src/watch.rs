@@ -292,7 +292,8 @@ impl Shared {
         let refused = |error: &dyn std::fmt::Display| Missed::new(Outcome::Refused, error.to_string());
         let everywhere = self.endpoint.local_addr().map_err(|error| refused(&error))?.ip();
         let mut client = self.client.clone();
-        client.transport_config(links::transport(true, lengths(Linux.mtu(address, (everywhere, None)))));
+        let lengths = lengths(Linux.mtu(address, (everywhere, None)));
+        client.transport_config(links::transport(true, links::KEEP_ALIVE, lengths));
         let connection = connect(
             &self.endpoint,
             client,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use coorp_core::RobotId;
 use quinn::Connection;
 
-use super::{elsewhere, listen, port, transport, Links, Streams};
+use super::{elsewhere, keep_alive, listen, port, transport, Links, Streams};
 use crate::discovery::{Finder, Order, Outcome};
 use crate::quic::{connect, Missed};
 use crate::sync::lock;
@@ -86,7 +86,8 @@ impl Links {
         let endpoint = lock(&self.endpoints).get(path).cloned();
         let endpoint = endpoint.ok_or_else(|| refused("the node has closed"))?;
         let mut client = self.client.clone();
-        client.transport_config(transport(true, member.lengths(path, address)));
+        let alive = keep_alive(member.team.robots.len());
+        client.transport_config(transport(true, alive, member.lengths(path, address)));
         let connection = connect(
             &endpoint,
             client,

@@ -8,7 +8,7 @@
 //! else (`stream.rs`), and over all paths, because it tolerates duplicates. Each end begins with an announcement of
 //! itself. A robot is present while it has a link whose announcement has arrived (`presence.rs`). A link ends when a
 //! robot closes it, when its process reports by a stateless reset that it no longer knows it, or after three seconds of
-//! silence. Nothing that a third party can forge ends a link. If two processes run as one robot, each other robot keeps
+//! silence, longer on large teams ([`keep_alive`]). Nothing that a third party can forge ends a link. If two processes run as one robot, each other robot keeps
 //! its links with the process that it heard last, and tells the other why it has none ([`OVER`]).
 //!
 //! *Control* goes as a datagram if it fits: only the newest message counts, and a lost one is not worth waiting for. A
@@ -48,7 +48,7 @@ pub(crate) use self::socket::{MarkedSocket, TOS_VOICE};
 pub(crate) use self::stream::read_frame;
 use self::stream::Ended;
 pub(crate) use self::subscriptions::Subscriptions;
-pub(crate) use self::transport::{transport, PROTOCOL};
+pub(crate) use self::transport::{keep_alive, transport, KEEP_ALIVE, PROTOCOL};
 use self::up::{Message, Up, STREAM_MAX};
 use crate::addresses::Addresses;
 use crate::discovery::{Counts, Finder};
@@ -524,7 +524,8 @@ async fn accept(links: Weak<Links>, endpoint: Endpoint, path: usize) {
         };
         let (links, mut server) = (links.clone(), open.server.clone());
         let address = incoming.remote_address();
-        server.transport_config(transport(false, open.member.lengths(path, address)));
+        let alive = keep_alive(open.member.team.robots.len());
+        server.transport_config(transport(false, alive, open.member.lengths(path, address)));
         let tasks = open.tasks.clone();
         drop(open);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else {

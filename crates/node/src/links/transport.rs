@@ -8,10 +8,14 @@ use quinn::congestion::{Controller, ControllerFactory};
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 pub(crate) const PROTOCOL: &[u8] = b"coorp-control/1";
-/// A peer that is silent for this long is gone.
-const IDLE_MS: u32 = 3_000;
-/// The interval at which the end that opened a link keeps it alive.
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// The shortest interval at which the end that opened a link keeps it alive.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// A robot has a link to every other one. On teams of more than ten, this much for each robot, so that keeping links
+/// alive takes each robot about ten frames a second at most, and the team's share of the air grows with its size only,
+/// not with the square.
+const KEEP_ALIVE_PER_ROBOT: Duration = Duration::from_millis(100);
+/// A peer that is silent for this many intervals is gone.
+const SILENT_INTERVALS: u32 = 3;
 /// The assumed first round trip: a lost first datagram of a handshake is sent again after three of these.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(50);
 /// The number of large messages received at once over a link. [`RECEIVE_BYTES`] bounds their memory. Whenever an eighth
@@ -29,12 +33,20 @@ const RECEIVE_BYTES: u32 = 32 << 20;
 /// The size of the queues of datagrams to send and to receive; older ones make room.
 const DATAGRAMS_BYTES: usize = 256 << 10;
 
-/// Returns the configuration of a link, for the end that `opens` it or the other one, with datagrams of these lengths.
-pub(crate) fn transport(opens: bool, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
+/// Returns the interval at which links are kept alive in a team of this many robots.
+pub(crate) fn keep_alive(robots: usize) -> Duration {
+    let robots = u32::try_from(robots).unwrap_or(u32::MAX);
+    KEEP_ALIVE.max(KEEP_ALIVE_PER_ROBOT.saturating_mul(robots))
+}
+
+/// Returns the configuration of a link, for the end that `opens` it or the other one, kept alive at this interval, with
+/// datagrams of these lengths.
+pub(crate) fn transport(opens: bool, keep_alive: Duration, lengths: MtuDiscoveryConfig) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
+    let silent = IdleTimeout::try_from(keep_alive.saturating_mul(SILENT_INTERVALS)).unwrap_or(VarInt::MAX.into());
     transport
-        .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_MS))))
-        .keep_alive_interval(opens.then_some(KEEP_ALIVE))
+        .max_idle_timeout(Some(silent))
+        .keep_alive_interval(opens.then_some(keep_alive))
         .initial_rtt(ROUND_TRIP_FIRST)
         // Coordination's stream is opened by the end that opened the link.
         .max_concurrent_bidi_streams(VarInt::from_u32(u32::from(!opens)))
@@ -85,5 +97,24 @@ impl Controller for Steady {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{keep_alive, KEEP_ALIVE};
+
+    /// What a robot sends to keep its links alive does not grow with the team.
+    #[test]
+    fn keeping_links_alive_takes_each_robot_ten_frames_a_second_at_most() {
+        for robots in 2..=1_000 {
+            let links = f64::from(robots - 1);
+            assert!(
+                links / keep_alive(robots as usize).as_secs_f64() <= 10.0,
+                "{robots} robots"
+            );
+        }
+        assert_eq!(keep_alive(10), KEEP_ALIVE);
+        assert_eq!(keep_alive(50), 5 * KEEP_ALIVE);
     }
 }
