@@ -32,6 +32,9 @@ def tables() -> dict[int, list[dict[str, str]]]:
                 titles = cells
             elif not cells[0].startswith("---"):
                 found.setdefault(period_ms, []).append(dict(zip(titles, cells, strict=True)))
+        elif line:
+            # What follows is text and other tables.
+            period_ms = 0
     return found
 
 
