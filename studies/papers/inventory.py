@@ -13,7 +13,7 @@ ALLOWED_POINTS = 2.0
 """How far a share in percent may be off to count as reproduced."""
 ALLOWED = 0.10
 """The same for all other figures, as a share of the published value."""
-_FIELDS = {"title", "where", "from", "nothing", "cannot", "claims", "calibrated", "allowed", "robots"}
+_FIELDS = {"title", "where", "from", "nothing", "cannot", "claims", "calibrated", "fitted", "allowed", "robots"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Item:
     """Published values: by quantity, whose name ends in its unit, and case."""
     claims: dict[str, str]
     calibrated: frozenset[tuple[str, str]]
+    fitted: frozenset[tuple[str, str]]
+    """Values for which assumptions were chosen that the paper leaves open."""
     allowed: float | None
     robots: list[int] = field(default_factory=list)
     """Of a table over numbers of robots; its cases are in the order of `at_robots`."""
@@ -91,9 +93,12 @@ def _item(key: str, found: dict[str, Any]) -> Item:
             for count, one in pairs:
                 if not math.isnan(one):
                     figures[quantity][at_robots(case, count) if robots else case] = float(one)
-    calibrated = frozenset((q, case) for q, _, case in (text.partition(" ") for text in found.get("calibrated", [])))
-    if unknown := [(q, case) for q, case in calibrated if case not in figures.get(q, {})]:
-        raise ValueError(f"{key} in {PUBLISHED.name} calls something calibrated that it does not publish: {unknown}")
+    calibrated, fitted = (
+        frozenset((q, case) for q, _, case in (text.partition(" ") for text in found.get(name, [])))
+        for name in ("calibrated", "fitted")
+    )
+    if unknown := [(q, case) for q, case in calibrated | fitted if case not in figures.get(q, {})]:
+        raise ValueError(f"{key} in {PUBLISHED.name} says how something was chosen that it does not publish: {unknown}")
     return Item(
         key,
         found["title"],
@@ -104,6 +109,7 @@ def _item(key: str, found: dict[str, Any]) -> Item:
         figures,
         found.get("claims", {}),
         calibrated,
+        fitted,
         found.get("allowed"),
         robots,
     )

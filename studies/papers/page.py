@@ -18,7 +18,7 @@ REPRODUCED, DIFFERS, CANNOT, NOT_YET, NOTHING = (
     "not yet measured",
     "nothing to measure",
 )
-CALIBRATED = "calibrated"
+CALIBRATED, FITTED = "calibrated", "fitted"
 # By the last word of a quantity.
 UNITS = {
     "percent": "%",
@@ -44,7 +44,8 @@ from three files in `studies/papers`: `published.toml` (published values), `meas
 
 *Reproduced*: ours is within {100 * ALLOWED:g} % of the published value, or {ALLOWED_POINTS:g} points for a share; what
 a paper says in words holds. *Calibrated*: the model was fitted to this value ([why](calibration.md)), so it shows
-nothing. All other figures of the simulated testbed are predictions. ± is one standard deviation over runs.
+nothing. *Fitted*: assumptions that the paper leaves open were chosen for this value, so it shows only that they exist.
+All other figures of the simulated testbed are predictions. ± is one standard deviation over runs.
 
 """
 
@@ -102,10 +103,10 @@ def verdict(item: Item, outcome: Outcome | None) -> str:
     if item.cannot:
         return f"{CANNOT}: {item.cannot}"
     found = verdicts(item, outcome)
-    order = [word for word in (REPRODUCED, CALIBRATED, DIFFERS, CANNOT, NOT_YET) if found[word]]
+    order = [word for word in (REPRODUCED, CALIBRATED, FITTED, DIFFERS, CANNOT, NOT_YET) if found[word]]
     if len(order) == 1:
         return order[0]
-    return ", ".join(f"{found[word]} {word}" for word in order)
+    return ", ".join(f"{found[word]} {'differ' if word == DIFFERS and found[word] > 1 else word}" for word in order)
 
 
 def _of_figure(item: Item, outcome: Outcome | None, quantity: str, case: str) -> str:
@@ -114,6 +115,8 @@ def _of_figure(item: Item, outcome: Outcome | None, quantity: str, case: str) ->
         return CANNOT if outcome and _why_not(outcome, case) else NOT_YET
     if (quantity, case) in item.calibrated:
         return CALIBRATED
+    if (quantity, case) in item.fitted:
+        return FITTED
     return REPRODUCED if item.reproduced(quantity, case, ours.mean) else DIFFERS
 
 
@@ -156,7 +159,7 @@ def _lines(item: Item, outcome: Outcome | None, *, figures: bool) -> str:
             rows.append(_line(item, outcome, quantity, case))
     for name, claim in item.claims.items():
         found = outcome.claims.get(name) if outcome else None
-        rows.append([f"'{claim}'", "as said", found.found if found else "-", "", _of_claim(outcome, name)])
+        rows.append([f"'{claim}'", "as stated", found.found if found else "-", "", _of_claim(outcome, name)])
     text = markdown(["", "published", "ours", "off by", "verdict"], rows) + "\n" if rows else ""
     more = [quantity for quantity in own if quantity not in item.figures]
     if more:

@@ -1,7 +1,7 @@
 """The testbed of Deng 2022: violations, bulk, time per epoch, low rates (figures 2a and 2b, tables I to IV).
 
-Three figures are calibrated (docs/calibration.md says how): the violations of `mpc-only` and `edca`, the bulk of
-`bulk-only`. All others are predictions.
+Four figures are calibrated (docs/calibration.md says how): the violations of `mpc-only` and `edca`, the bulk of
+`bulk-only` and `edca`. All others are predictions.
 
 'one low' and 'all low' are interpreted as follows: the published 148.1 Mbit/s is what equal time slices give,
 (3 x 192 + 20) / 4, so every robot always had something to send. Here too, a saturated TCP uplink from each of the four
