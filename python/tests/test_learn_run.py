@@ -59,7 +59,7 @@ training = "100ms"
 training_spread = 0.1
 """
 
-
+STUDIES = Path(__file__).parents[2] / "studies"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -465,6 +465,38 @@ def test_a_repeated_command_leaves_what_there_is(
     assert learn(team, model, out, "--resume", "--seed", "1", "--minutes", "0.1") == 2
     assert "no checkpoint to resume" in capsys.readouterr().err
     assert "outcome.json" in {each.name for each in folder.iterdir()}
+
+
+def test_a_study_ends_with_the_reason(team: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STUDIES)
+    from lib.learning import outcomes
+
+    folder = tmp_path / "run"
+    assert planned(team, model, folder).run(lambda _second, _note: True)
+    shorter = planned(team, model, folder, seconds=3, resume=True)
+    with pytest.raises(SystemExit, match=r"already at 0\.1 minutes(.|\n)*without --resume it starts again"):
+        outcomes([shorter], resume=True)
+    assert (folder / "outcome.json").exists()
+
+
+def test_no_study_replaces_another_ones_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STUDIES)
+    import convergence
+    from papers import learning
+
+    asked: list[convergence.Job] = []
+
+    def run(jobs: list[convergence.Job], *, resume: bool) -> None:
+        asked.extend(jobs)
+        sys.exit(f"resume: {resume}")
+
+    monkeypatch.setattr(convergence, "run", run)
+    monkeypatch.setattr(convergence, "write_team", lambda: None)
+    with pytest.raises(SystemExit):
+        learning.growth(90, range(1, 6), ("bsp", "ssp", "asp"), learning.POLICIES, resume=False)
+    assert len({job.folder for job in asked}) == 60
+    others = {job.folder for job in convergence.learning_jobs(convergence.FULL)}
+    assert others.isdisjoint(job.folder for job in asked)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
