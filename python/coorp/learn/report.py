@@ -165,7 +165,7 @@ def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     notes = {
         "reward": f"Per robot and second, mean over the {_window(outcomes)} around each point.",
         "collisions": "Bars are 95 % confidence intervals of this one run: Poisson for collisions, Wilson for loops.",
-        "epochs": "Collecting, disseminating, training and synchronising; below it, relative to edca if that ran.",
+        "epochs": "Collecting, disseminating, training and synchronising: seconds, and relative to edca if that ran.",
     }
     first = outcomes[0]
     still = [outcome.label for outcome in outcomes if outcome.frozen]
