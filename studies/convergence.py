@@ -92,12 +92,14 @@ class Job:
     learner: Job | None = None
     """The run whose final weights this one drives with, frozen."""
     frozen: bool = False
+    kept: str = "learning"
+    """The folder of runs that learn. Whoever runs others has one of its own, because a run replaces an earlier one."""
 
     @property
     def out(self) -> Path:
         if self.learner is not None:
             return self.learner.out / f"weights-of-{self.learner.name}"
-        return OUT / ("shipped" if self.frozen else "learning")
+        return OUT / ("shipped" if self.frozen else self.kept)
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ import torch  # noqa: E402
 
 import coorp  # noqa: E402
 from coorp.envs import Navigation, Task  # noqa: E402
-from coorp.learn import checkpoint, fit, ppo  # noqa: E402
+from coorp.learn import checkpoint, fit, imitate, ppo, pretrain  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.driver import NEARBY  # noqa: E402
@@ -59,7 +60,7 @@ training = "100ms"
 training_spread = 0.1
 """
 
-
+STUDIES = Path(__file__).parents[2] / "studies"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -353,6 +354,9 @@ def test_the_command_writes_report_and_figures(
     assert page.count("data:image/gif") == 5
     assert "http" not in page
     assert "mpc-only: frozen, driving by the policy's mean" in page and "Frozen policy" not in page
+    assert f"seed 1, at up to 4.5 m/s, from the weights {model}." in page
+    assert "mean over the 2 s around each point" in page, "a third of the run"
+    assert "<th>time per epoch, s</th><th>time per epoch, relative to edca</th>" in page
     for name in ("reward.png", "collisions.png", "epochs.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     outcome = json.loads((folder / "coorp-bsp" / "outcome.json").read_text(encoding="utf-8"))
@@ -465,6 +469,38 @@ def test_a_repeated_command_leaves_what_there_is(
     assert learn(team, model, out, "--resume", "--seed", "1", "--minutes", "0.1") == 2
     assert "no checkpoint to resume" in capsys.readouterr().err
     assert "outcome.json" in {each.name for each in folder.iterdir()}
+
+
+def test_a_study_ends_with_the_reason(team: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STUDIES)
+    from lib.learning import outcomes
+
+    folder = tmp_path / "run"
+    assert planned(team, model, folder).run(lambda _second, _note: True)
+    shorter = planned(team, model, folder, seconds=3, resume=True)
+    with pytest.raises(SystemExit, match=r"already at 0\.1 minutes(.|\n)*without --resume it starts again"):
+        outcomes([shorter], resume=True)
+    assert (folder / "outcome.json").exists()
+
+
+def test_no_study_replaces_another_ones_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STUDIES)
+    import convergence
+    from papers import learning
+
+    asked: list[convergence.Job] = []
+
+    def run(jobs: list[convergence.Job], *, resume: bool) -> None:
+        asked.extend(jobs)
+        sys.exit(f"resume: {resume}")
+
+    monkeypatch.setattr(convergence, "run", run)
+    monkeypatch.setattr(convergence, "write_team", lambda: None)
+    with pytest.raises(SystemExit):
+        learning.growth(90, range(1, 6), ("bsp", "ssp", "asp"), learning.POLICIES, resume=False)
+    assert len({job.folder for job in asked}) == 60
+    others = {job.folder for job in convergence.learning_jobs(convergence.FULL)}
+    assert others.isdisjoint(job.folder for job in asked)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
@@ -721,6 +757,41 @@ def test_the_shipped_policy_knows_the_easier_environment() -> None:
 
 def test_the_default_speed_is_the_default_tasks() -> None:
     assert _parser().parse_args(["team.toml"]).speed == fit.SPEED_MPS == Task().max_speed_mps
+
+
+@pytest.mark.parametrize(("command", "name"), [(pretrain, "navigation.pt"), (imitate, "driver.pt")])
+def test_training_keeps_the_shipped_weights(
+    command: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = fit.PRETRAINED.with_name(name)
+    before = shipped.stat().st_mtime_ns
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrain, "pretrain", lambda *_: fit.fresh())
+    monkeypatch.setattr(imitate.Imitation, "run", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["train", *(["--rounds", "1"] if command is imitate else [])])
+    assert command.main() == 0
+    fit.load(tmp_path / name, Task())
+    assert shipped.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("command", [pretrain, imitate])
+@pytest.mark.parametrize(("out", "why"), [("/proc/nowhere/it.pt", "cannot be written"), (".", "is a folder")])
+def test_training_does_not_start_without_a_place_for_the_weights(
+    command: ModuleType,
+    out: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "--out", out])
+    monkeypatch.setattr(pretrain, "pretrain", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(imitate, "Imitation", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def test_the_shipped_driver_drives() -> None:

@@ -418,6 +418,14 @@ def test_a_sweep_learns_what_single_runs_learn(
     assert keys == [
         ("learner", seed, policy, sync) for seed in "12" for policy in ("edca", "coorp") for sync in ("bsp", "asp")
     ]
+    for row in rows:
+        assert (row["speed_mps"], row["model"]) == ("4.5", str(model))
+        single = json.loads(
+            (out / f"learner-seed{row['seed']}" / f"{row['policy']}-{row['sync']}" / "outcome.json").read_text("utf-8")
+        )
+        for key in ("near_misses", "timeouts", "to_goal_s", "success"):
+            assert row[key] == ("" if single[key] is None else str(single[key])), key
+    assert "success" in told
     for seed in "12":
         assert learn(teams / "learner.toml", model, alone, "--seed", seed, "--no-report") == 0
     assert len(files(alone)) == 2 * 4 * 3

@@ -1,8 +1,8 @@
 """Deng 2022, figures 2b and 9: how fast the reward grows under each policy and paradigm, by `coorp learn`.
 
-Runs are those of studies/convergence.py, with `coorp-paper` beside the others. Growth is the reward over its start, in
-means of a quarter of an hour. 'Faster than SchedWiFi' is the ratio of two growths over the same time, with a 95 %
-interval from bootstrap samples of the seeds; it is shown if all of the interval is.
+Runs are like those of studies/convergence.py, in a folder of their own, with `coorp-paper` beside the others. Growth
+is the reward over its start, in means of a quarter of an hour. 'Faster than SchedWiFi' is the ratio of two growths over
+the same time, with a 95 % interval from bootstrap samples of the seeds; it is shown if all of the interval is.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ def growth(
     what = f"`coorp learn`, {minutes} virtual minutes, seeds {seeds[0]} to {seeds[-1]}"
     out = Outcome("simulated", command, what)
     convergence.write_team()
-    jobs = [convergence.Job(policy, sync, seed, minutes) for sync in syncs for policy in policies for seed in seeds]
+
+    def job(policy: str, sync: str, seed: int) -> convergence.Job:
+        return convergence.Job(policy, sync, seed, minutes, kept="figure-9")
+
+    jobs = [job(policy, sync, seed) for sync in syncs for policy in policies for seed in seeds]
     runs = convergence.run(jobs, resume=resume)
     rows: list[list[str]] = []
     rows_of_ratios: list[list[str]] = []
     panels: dict[str, dict[str, convergence.Rewards]] = {}
     for sync in syncs:
         curves = {
-            policy: convergence.curves([runs[convergence.Job(policy, sync, s, minutes)] for s in seeds], smooth_s)
+            policy: convergence.curves([runs[job(policy, sync, seed)] for seed in seeds], smooth_s)
             for policy in policies
         }
         panels[sync.upper()] = curves
@@ -45,7 +49,7 @@ def growth(
         for policy in policies:
             ends = curves[policy][:, -1] - curves[policy][:, 0]
             error = float(np.std(ends, ddof=1)) / len(ends) ** 0.5 if len(ends) > 1 else float("nan")
-            epoch_s = statistics.fmean(runs[convergence.Job(policy, sync, s, minutes)].epoch_s for s in seeds)
+            epoch_s = statistics.fmean(runs[job(policy, sync, seed)].epoch_s for seed in seeds)
             cells = [f"{ends.mean():+.2f}", f"{error:.2f}", *convergence.reached_cells(there[policy]), f"{epoch_s:.1f}"]
             rows.append([f"{policy}, {sync.upper()}", *cells])
             if sync == "asp" and policy == "coorp-paper":

@@ -10,7 +10,9 @@ Left out: the state of the simulator. It is deterministic, so it is run again up
 from __future__ import annotations
 
 import io
+import tempfile
 import zipfile
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +86,21 @@ def save_model(path: Path, network: Network | Driver, made_by: str) -> None:
     save(path, {"shape": dict(network.shape), "weights": network.state_dict(), "made_by": made_by}, MODEL_VERSION)
 
 
+def new_model(name: str) -> Path:
+    """Returns the file of an option, with its folder made. Raises if nothing can be written there, so that this shows
+    before the training."""
+    path = Path(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as problem:
+        raise ArgumentTypeError(f"{path} cannot be written: {problem.strerror or problem}") from problem
+    if path.is_dir():
+        raise ArgumentTypeError(f"{path} is a folder; give a file")
+    return path
+
+
 def load_model(path: Path, shape: Shape) -> Network:
     """Returns a network with the weights of a file, which must fit this environment's observations and actions."""
     found, weights = _read_model(path)
@@ -120,7 +137,7 @@ def _check_shape(path: Path, found: dict[str, Any], shape: Shape) -> None:
         raise CheckpointError(
             f"{path} has a different shape: it takes {found.get('vector')} numbers per robot and returns "
             f"{found.get('action')}, but this environment has {shape['vector']} and {shape['action']}; "
-            "pre-train one for it with: python -m coorp.learn.pretrain"
+            "pre-train one for it with: python -m coorp.learn.pretrain, then give --model navigation.pt"
         )
 
 
@@ -129,7 +146,8 @@ def _loaded(path: Path, network: Model, weights: dict[str, Any]) -> Model:
         network.load_state_dict(weights)
     except RuntimeError as problem:
         raise CheckpointError(
-            f"the weights in {path} belong to another network; pre-train one with: python -m coorp.learn.pretrain"
+            f"the weights in {path} belong to another network; "
+            "pre-train one with: python -m coorp.learn.pretrain, then give --model navigation.pt"
         ) from problem
     return network
 

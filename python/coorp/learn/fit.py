@@ -14,9 +14,9 @@ from coorp.learn.driver import Driver
 from coorp.learn.network import Network, Shape
 
 PRETRAINED = Path(__file__).parent / "pretrained" / "navigation.pt"
-"""The weights from which runs start; `python -m coorp.learn.pretrain` produces them."""
+"""The weights from which runs start, by `python -m coorp.learn.pretrain`."""
 DRIVER = PRETRAINED.with_name("driver.pt")
-"""The weights of the driver; `python -m coorp.learn.imitate` produces them."""
+"""The weights of the driver, by `python -m coorp.learn.imitate`."""
 SHAPE: Shape = {"vector": len(VECTOR_FIELDS), "action": 2}
 TASK = Task()
 SPEED_MPS = TASK.max_speed_mps

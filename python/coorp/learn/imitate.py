@@ -1,7 +1,9 @@
 """Trains the driver: it imitates `coorp.envs.Planner`, which sees everything, in the states that its own driving leads
 to (DAgger: Ross, Gordon and Bagnell, AISTATS 2011).
 
-    python -m coorp.learn.imitate [--rounds 100] [--seed 1] [--out FILE]
+    python -m coorp.learn.imitate [--rounds 100] [--seed 1] [--out driver.pt]
+
+In Coorp's source, `--out python/coorp/learn/pretrained/driver.pt` replaces the shipped weights.
 
 Teams drive in parallel, in both levels and at several paces. In each loop, the planner says what each of its arcs would
 cost, as seen from when the command will take effect. The driver learns from all loops so far. It is charged what its
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -204,12 +205,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the driver to imitate the planner.")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=DRIVER)
+    parser.add_argument(
+        "--out", type=checkpoint.new_model, default=DRIVER.name, help=f"file for the weights [{DRIVER.name}]"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     imitation = Imitation(options.rounds, options.seed)
     imitation.run(options.rounds)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     made_by = f"python -m coorp.learn.imitate --rounds {options.rounds} --seed {options.seed}"
     checkpoint.save_model(options.out, imitation.driver, made_by)
     print(f"{options.out.name}: {options.out.stat().st_size:,} bytes")

@@ -63,12 +63,19 @@ class Outcome:
     live: dict[str, Any] | None = None
     """For a live run, whether the emulator kept up, its lateness in us, and the share of the time in which some program
     waited for a core."""
+    model: str = ""
+    """The weights from which it started: a file, or the name of shipped ones. Empty in outcomes of earlier versions."""
 
     @property
     def label(self) -> str:
         """The name that distinguishes this run within a comparison."""
         words = (self.policy, "" if self.sync == "none" else self.sync.upper(), "live" if self.live else "")
         return ", ".join(word for word in words if word)
+
+    @property
+    def speed_mps(self) -> float:
+        """Robots' full speed; NaN if its settings do not say."""
+        return self.setting.get("--speed", math.nan)
 
     @property
     def name(self) -> str:
@@ -169,7 +176,8 @@ class Outcome:
     def load(path: Path) -> Outcome:
         """Reads a file from `save`."""
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        content.setdefault("live", None)  # Earlier versions had simulated runs only.
+        content.setdefault("live", None)  # Earlier versions had simulated runs only,
+        content.setdefault("model", "")  # and did not say what they started from.
         fields = {name: content[name] for name in Outcome.__dataclass_fields__ if name != "history"}
         return Outcome(**fields, history=History(**content["history"]))
 

@@ -1,6 +1,8 @@
 """Trains the initial policy of `coorp learn`: PPO in the easier environment, without a network in between.
 
-    python -m coorp.learn.pretrain [--minutes 100] [--seed 1] [--rate 0.001] [--out FILE]
+    python -m coorp.learn.pretrain [--minutes 100] [--seed 1] [--rate 0.001] [--out navigation.pt]
+
+In Coorp's source, `--out python/coorp/learn/pretrained/navigation.pt` replaces the shipped weights.
 
 Several teams drive in parallel, without obstacles (level `known`), and every command takes effect as late as on a
 channel without bulk. Nothing here needs to match the DRLC: there is one optimiser, and minibatches are larger.
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -124,11 +125,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=100.0, help="driving time of all teams together [100]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=Hyper.rate)
-    parser.add_argument("--out", type=Path, default=PRETRAINED)
+    parser.add_argument(
+        "--out", type=checkpoint.new_model, default=PRETRAINED.name, help=f"file for the weights [{PRETRAINED.name}]"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     network = pretrain(options.minutes, options.seed, Hyper(rate=options.rate, minibatch_loops=MINIBATCH))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     made_by = (
         f"python -m coorp.learn.pretrain --minutes {options.minutes:g} --seed {options.seed} --rate {options.rate:g}"
     )

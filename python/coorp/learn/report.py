@@ -66,12 +66,23 @@ def _colour(outcome: Outcome) -> str | None:
 
 
 def _smoothed(outcome: Outcome, smooth_s: int) -> tuple[list[float], list[float]]:
-    """Returns minutes, and the reward per robot and second over the `smooth_s` seconds around them."""
+    """Returns minutes, and the reward per robot and second over `_window_s` around them."""
     times, totals = outcome.history.t_s, outcome.history.reward
-    back = min(smooth_s, max(1, len(times) // 3))
+    back = _window_s(outcome, smooth_s)
     spans = list(zip(times[:-back], times[back:], totals[:-back], totals[back:], strict=True))
     minutes = [(start + end) / 120 for start, end, _, _ in spans]
     return minutes, [(b - a) / ((end - start) * outcome.robots) for start, end, a, b in spans]
+
+
+def _window_s(outcome: Outcome, smooth_s: int) -> int:
+    """Returns the seconds over which a reward is averaged: `smooth_s`, or a third of a shorter run."""
+    return min(smooth_s, max(1, len(outcome.history.t_s) // 3))
+
+
+def _window(outcomes: list[Outcome], smooth_s: int = SMOOTH_S) -> str:
+    """Returns these seconds as text; live runs that ended early may differ."""
+    windows = sorted({_window_s(outcome, smooth_s) for outcome in outcomes})
+    return f"{windows[0]} s" if len(windows) == 1 else f"{windows[0]} to {windows[-1]} s"
 
 
 def write_reward(path: Path, outcomes: list[Outcome], smooth_s: int = SMOOTH_S) -> None:
@@ -102,7 +113,7 @@ def _reward(outcomes: list[Outcome], smooth_s: int = SMOOTH_S) -> Figure:
         panel.set_xlabel("time, minutes")
         panel.grid(alpha=0.3)
         panel.legend()
-    axes[0][0].set_ylabel(f"reward per robot and second,\nover {smooth_s} s")
+    axes[0][0].set_ylabel(f"reward per robot and second,\nover {_window(outcomes, smooth_s)}")
     return figure
 
 
@@ -110,19 +121,18 @@ def _epochs(outcomes: list[Outcome]) -> Figure:
     learnt = [outcome for outcome in outcomes if outcome.history.epochs_s]
     figure, axis = plt.subplots(figsize=(1.5 + 1.3 * len(learnt), 3.8))
     bars = axis.bar(range(len(learnt)), [o.epoch_s for o in learnt], color=[_colour(o) or "#7b8794" for o in learnt])
-    axis.bar_label(bars, [_normalised(outcome, outcomes) for outcome in learnt])
+    axis.bar_label(bars, [f"{o.epoch_s:.1f} s\n{_of_edca(o, outcomes)}".rstrip() for o in learnt])
+    axis.margins(y=0.15)
     axis.set_xticks(range(len(learnt)), [f"{o.policy}\n{o.sync.upper()}" for o in learnt], fontsize=8)
     axis.set_ylabel("seconds per epoch")
     return figure
 
 
-def _normalised(outcome: Outcome, outcomes: list[Outcome]) -> str:
-    """Returns the time per epoch relative to edca under the same paradigm, as in table I; in seconds if edca did not
-    run."""
+def _of_edca(outcome: Outcome, outcomes: list[Outcome]) -> str:
+    """Returns the time per epoch relative to edca under the same paradigm, as in table I; empty if one of them has
+    none."""
     edca = [o for o in outcomes if o.policy == "edca" and o.sync == outcome.sync and o.history.epochs_s]
-    if math.isnan(outcome.epoch_s):
-        return "-"
-    return f"{outcome.epoch_s / edca[0].epoch_s:.2f}" if edca else f"{outcome.epoch_s:.0f} s"
+    return f"{outcome.epoch_s / edca[0].epoch_s:.2f}" if edca and outcome.history.epochs_s else ""
 
 
 def _collisions(outcomes: list[Outcome]) -> Figure:
@@ -153,9 +163,9 @@ def _collisions(outcomes: list[Outcome]) -> Figure:
 def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     titles = {"reward": "Reward", "collisions": "Collisions and late loops", "epochs": "Time per epoch"}
     notes = {
-        "reward": f"Per robot and second, mean over the last {SMOOTH_S} s.",
+        "reward": f"Per robot and second, mean over the {_window(outcomes)} around each point.",
         "collisions": "Bars are 95 % confidence intervals of this one run: Poisson for collisions, Wilson for loops.",
-        "epochs": "Collecting, disseminating, training and synchronising; numbers are relative to edca if it ran.",
+        "epochs": "Collecting, disseminating, training and synchronising: seconds, and relative to edca if that ran.",
     }
     first = outcomes[0]
     still = [outcome.label for outcome in outcomes if outcome.frozen]
@@ -166,7 +176,7 @@ def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     title = html.escape(f"{Path(first.team).stem}: learning while driving")
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style><main>',
-        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:.3g} {time}, seed {first.seed}.{how}</p>",
+        f"<h1>{title}</h1><p>{first.robots} robots, {first.minutes:.3g} {time}{_setting(first)}.{how}</p>",
         f"<section>{_table(outcomes)}</section>",
     ]
     for name in figures:
@@ -183,6 +193,13 @@ def _page(folder: Path, outcomes: list[Outcome], figures: list[str]) -> str:
     return "".join([*parts, "</main></html>\n"])
 
 
+def _setting(outcome: Outcome) -> str:
+    """Returns the seed of a run, and its full speed and weights as far as they are known."""
+    speed = "" if math.isnan(outcome.speed_mps) else f", at up to {outcome.speed_mps:g} m/s"
+    model = f", from the weights {html.escape(outcome.model)}" if outcome.model else ""
+    return f", seed {outcome.seed}{speed}{model}"
+
+
 def _table(outcomes: list[Outcome]) -> str:
     head = (
         "policy",
@@ -196,7 +213,8 @@ def _table(outcomes: list[Outcome]) -> str:
         "violation rate",
         "bulk, Mbit/s",
         "epochs",
-        "time per epoch",
+        "time per epoch, s",
+        "time per epoch, relative to edca",
     )
     rows = [f"<tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>"]
     for outcome in outcomes:
@@ -213,7 +231,8 @@ def _table(outcomes: list[Outcome]) -> str:
             f"{100 * outcome.violation_rate:.1f} %",
             f"{outcome.bulk_mbps:.1f}",
             str(len(outcome.history.epochs_s)),
-            _normalised(outcome, outcomes),
+            "-" if math.isnan(outcome.epoch_s) else f"{outcome.epoch_s:.1f}",
+            _of_edca(outcome, outcomes) or "-",
         )
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f"<table>{''.join(rows)}</table>"

@@ -372,6 +372,7 @@ class Plan:
             history=history,
             setting=self.setting,
             live=live,
+            model=_model_name(self.model),
         ).save(self.folder / "outcome.json")
 
 
@@ -435,6 +436,10 @@ def _model(given: Path | None) -> Path:
         return PRETRAINED
     shipped = PRETRAINED.with_name(f"{given.name}.pt")
     return shipped if given == Path(given.name) and shipped.exists() and not given.exists() else given
+
+
+def _model_name(path: Path) -> str:
+    return path.stem if path.parent == PRETRAINED.parent else str(path)
 
 
 def _read(each: Plan) -> None:

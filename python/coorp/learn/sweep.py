@@ -80,8 +80,8 @@ def _tell(out: Path, outcomes: list[Outcome], *, report: bool) -> None:
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for each in outcomes:
         groups.setdefault((Path(each.team).stem, each.label), []).append(each)
-    titles = ["team", "policy", "seeds", "reward, first fifth", "last fifth", "± SE", "collisions per robot-hour"]
-    titles += ["violations", "epochs", "epoch s"]
+    titles = ["team", "policy", "seeds", "reward, first fifth", "last fifth", "± SE", "success"]
+    titles += ["collisions per robot-hour", "violations", "epochs", "epoch s"]
     print(tables.lay_out(titles, [[*key, *_figures(group)] for key, group in groups.items()], 2), end="")
     print(f"{len(outcomes)} runs: {out / 'sweep.csv'}", end="")
     if report:
@@ -101,6 +101,7 @@ def _figures(group: list[Outcome]) -> list[str]:
         tables.shown(tables.mean(each.mean_reward(0, 0.2) for each in group), 2),
         tables.shown(tables.mean(last), 2),
         tables.shown(tables.standard_error(last), 2),
+        tables.shown(100 * tables.mean(each.success for each in group), suffix=" %"),
         tables.shown(tables.mean(each.collision_rate[0] for each in group)),
         tables.shown(100 * tables.mean(each.violation_rate for each in group), suffix=" %"),
         tables.shown(tables.mean(len(each.history.epochs_s) for each in group)),
@@ -110,11 +111,16 @@ def _figures(group: list[Outcome]) -> list[str]:
 
 def _row(outcome: Outcome) -> dict[str, Any]:
     figures = {
+        "speed_mps": outcome.speed_mps,
         "reward_first_fifth": outcome.mean_reward(0, 0.2),
         "reward_last_fifth": outcome.mean_reward(0.8, 1),
         "success": outcome.success,
         "collisions": outcome.collisions,
         "collisions_per_robot_hour": outcome.collision_rate[0],
+        "near_misses": outcome.near_misses,
+        "near_misses_per_robot_hour": outcome.near_miss_rate[0],
+        "timeouts": outcome.timeouts,
+        "to_goal_s": outcome.to_goal_s,
         "violation_rate": outcome.violation_rate,
         "bulk_mbps": outcome.bulk_mbps,
         "epochs": len(outcome.history.epochs_s),
@@ -122,6 +128,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     }
     return {
         "team": Path(outcome.team).stem,
-        **{key: getattr(outcome, key) for key in ("policy", "sync", "seed", "frozen", "robots", "minutes")},
+        **{key: getattr(outcome, key) for key in ("policy", "sync", "seed", "model", "frozen", "robots", "minutes")},
         **{key: None if math.isnan(value) else value for key, value in figures.items()},
     }
