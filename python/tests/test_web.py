@@ -210,7 +210,7 @@ def test_a_pause_holds_a_moment_that_one_can_look_back_from(team: Team, page: tu
     first = browser.run(view)
     browser.until(f"{view}.max > {first['max'] + 100}")
     browser.click("#pause")
-    assert browser.text("#pause") == "Go on" and browser.text("#when") == "paused"
+    assert browser.text("#pause") == "Resume" and browser.text("#when") == "paused"
     paused = browser.until(f"{view}.paused && {view}")
     time.sleep(0.5)
     assert browser.run(view) == paused

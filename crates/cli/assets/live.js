@@ -209,7 +209,7 @@
     const before = robot.status;
     robot.status = status;
     const spent = before ? status.up_ms - before.up_ms : 0;
-    // A robot that started anew counts from zero.
+    // A robot that restarted counts from zero.
     if (before?.bulk && status.bulk && spent > 0 && status.bulk.sent_bytes >= before.bulk.sent_bytes) {
       const rate = (name) => (status.bulk[name] - before.bulk[name]) * 8 / spent / 1e3;
       robot.rates = { sent: rate("sent_bytes"), received: rate("received_bytes") };
@@ -389,7 +389,7 @@
   };
   const sayWhen = () => {
     const back = frozen ? (frozen.right - frozen.edge) / 1000 : 0;
-    $("pause").textContent = frozen ? "Go on" : "Pause";
+    $("pause").textContent = frozen ? "Resume" : "Pause";
     $("pause").setAttribute("aria-pressed", String(Boolean(frozen)));
     $("when").textContent = frozen ? (back > -0.005 ? "paused" : `${back.toFixed(2)} s`) : "live";
     if (frozen) $("back").value = String(back);
@@ -424,7 +424,7 @@
   };
   let minutes = {};
 
-  // Shows columns of the last minute's seconds; a chart is made anew if its lines change.
+  // Shows columns of the last minute's seconds; a chart is replaced if its lines change.
   const showMinute = (id, names, unit, columns, bound) => {
     const parent = document.querySelector(`#${id} .chart`);
     const end = Math.floor((edge() + hello.behind_ms) / 1000);
@@ -451,7 +451,7 @@
     made.chart.setData([xs, ...columns(xs)]);
   };
 
-  const QUANTILES = [["median", 0.5], ["99 of 100", 0.99]];
+  const QUANTILES = [["median", 0.5], ["p99", 0.99]];
   const showQuantiles = (id, seconds, bound, note) => {
     const since = (edge() + hello.behind_ms) - MINUTE_S * 1000;
     const all = seconds.since(since);
@@ -560,7 +560,7 @@
     });
     fill("robots", [
       ["robot"], ["is"], ["permit"], ["reaction", "median of its loops, last 10 s"], ["late", "of its loops, last 10 s"],
-      ["age", "median age of control that arrived there, last 10 s"], ["out, Mbit/s", "bulk"], ["in, Mbit/s", "bulk"], ["waits", "bulk messages"],
+      ["age", "median age of its incoming control, last 10 s"], ["out, Mbit/s", "bulk"], ["in, Mbit/s", "bulk"], ["waits", "bulk messages"],
       ["in the card", "bulk packets"], ["known by", "how it knows what has left the card"], ["hears"],
       ["clock", "how well its clock is known here"], ["paths"], ["refused", "frames"],
     ], rows);
