@@ -278,6 +278,20 @@ def test_a_robot_that_goes_raises_an_alarm(team: Team, page: tuple[Browser, str]
     assert row[:2] == ["mule", "absent"]
 
 
+def test_the_table_and_the_header_tell_the_same_permits(page: tuple[Browser, str]) -> None:
+    """The made-up robots' own statuses are a moment older than their leader's."""
+    from lib.crowd import crowd
+
+    browser, url = page
+    browser.call("Page.addScriptToEvaluateOnNewDocument", source=crowd(robots=12, rate_hz=30))
+    browser.open(url, width=DESKTOP[0], height=DESKTOP[1])
+    browser.until("document.querySelector('#summary')?.textContent.includes('12 of 12 robots here')")
+    assert "permits: r1 · waiting: r2, r3, r4, r5, r6, r7, r8" in browser.text("#summary")
+    permits = {row[0]: row[2] for row in table(browser, "robots")}
+    assert permits == {f"r{robot}": "holds" if robot == 1 else "waits" if 1 < robot < 9 else "–" for robot in range(12)}
+    assert browser.complaints == []
+
+
 def test_a_page_goes_on_when_the_watch_does(team: Team, tmp_path: Path) -> None:
     port = free_ports()
     command = [sys.executable, "-m", "coorp", "watch", str(team.fleet.file), "--web", str(port)]

@@ -119,8 +119,8 @@
     history: new Map([...robot.history].map(([key, past]) => [key, past.slice()])),
   });
 
-  const newRobot = (name) => ({
-    name, rings: Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, new Ring()])), open: [], until: -Infinity,
+  const newRobot = (name, place) => ({
+    name, place, rings: Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, new Ring()])), open: [], until: -Infinity,
     withinMs: null, lost: 0, arrived: 0, status: null, absent: false, why: null,
     loops: new Seconds(), ages: new Seconds(), sent: new Seconds(), rates: null, history: new Map(),
   });
@@ -547,6 +547,12 @@
   const PERMITS = { NotNeeded: "not needed", Idle: DASH, Waiting: "waits", Holding: ["holds", "good"] };
   const isHere = (robot) => robot.status && !robot.absent;
   const leaderOf = (team) => team.find((robot) => isHere(robot) && robot.status.leads);
+  // From the leader's status, as in the header: a robot's own is up to a second older or newer.
+  const permitOf = ({ place, status }, leader) => {
+    if (!leader || status.permit === "NotNeeded") return status.permit;
+    const { holders, queue } = leader.status;
+    return holders.includes(place) ? "Holding" : queue.includes(place) ? "Waiting" : "Idle";
+  };
   const lateOf = (values) => (hello.bound_ms == null || !values.length ? null
     : values.filter((value) => value > hello.bound_ms).length / values.length);
   const lateCell = (share) => (share === null ? DASH : [percent(share), share > 0.1 ? "late" : ""]);
@@ -554,6 +560,7 @@
   const showRobots = () => {
     const since = shownEdge() + hello.behind_ms - RECENT_S * 1000;
     const rate = (value) => (value == null ? DASH : value.toFixed(1));
+    const leader = leaderOf(shownRobots());
     const rows = shownRobots().map((robot) => {
       const { status } = robot;
       if (!status || robot.absent) {
@@ -564,7 +571,7 @@
       return [
         robot.name,
         status.leads ? ["leads", "good"] : "here",
-        PERMITS[status.permit] ?? DASH,
+        PERMITS[permitOf(robot, leader)] ?? DASH,
         ms(quantile(took, 0.5)),
         lateCell(lateOf(took)),
         ms(quantile(aged, 0.5)),
