@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import statistics
@@ -130,6 +131,12 @@ TABLE = """
     [...document.querySelectorAll('#%s tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))
 """
 
+# What a pause holds apart from the lanes.
+HELD = """
+    ['#summary', '#robots', '#topics', '#reaction .note', '#ages .note']
+      .map((place) => document.querySelector(place).textContent)
+"""
+
 
 def table(browser: Browser, name: str) -> list[list[str]]:
     return browser.run(TABLE % name)
@@ -209,18 +216,33 @@ def test_a_pause_holds_a_moment_that_one_can_look_back_from(team: Team, page: tu
     view = "CoorpLive.view"
     first = browser.run(view)
     browser.until(f"{view}.max > {first['max'] + 100}")
+    browser.until("CoorpLive.robots[2].status && CoorpLive.minutes.reaction && CoorpLive.minutes.ages")
     browser.click("#pause")
-    assert browser.text("#pause") == "Go on" and browser.text("#when") == "paused"
+    assert browser.text("#pause") == "Resume" and browser.text("#when") == "paused"
+    assert re.match(r"Paused at \d\d:\d\d:\d\d · 3 of 3 robots here", browser.text("#summary"))
     paused = browser.until(f"{view}.paused && {view}")
-    time.sleep(0.5)
+    held, charts = browser.run(HELD), browser.run("CoorpLive.minutes")
+    # A robot that joins, and newer statuses, wait in the background.
+    visitor = team.fleet.node("visitor-2")
+    up_ms = browser.run("CoorpLive.robots[1].status.up_ms")
+    browser.until(f"CoorpLive.robots.length === 4 && CoorpLive.robots[1].status.up_ms > {up_ms + 2000}")
     assert browser.run(view) == paused
+    assert browser.run(HELD) == held and browser.run("CoorpLive.minutes") == charts
+    # Charts that are redrawn in other colours show the same moment.
+    browser.click("#theme")
+    assert browser.run(HELD) == held and browser.run("CoorpLive.minutes") == charts
     back = "const at = document.querySelector('#back'); at.value = '-2'; at.dispatchEvent(new Event('input'));"
     browser.run(f"(() => {{ {back} }})()")
     browser.until(f"Math.abs({view}.max - {paused['max'] - 2000}) < 1")
     assert browser.text("#when") == "-2.00 s"
+    assert browser.run(HELD) == held
     browser.click("#pause")
     browser.until(f"!{view}.paused && {view}.max > {paused['max'] + 400}")
     assert browser.text("#when") == "live"
+    browser.until("document.querySelector('#summary').textContent.startsWith('4 of 4 robots here')")
+    assert [row[0] for row in table(browser, "robots")] == [*ROBOTS, "visitor-2"]
+    browser.until(f"(({HELD})).every((text, place) => text !== {json.dumps(held)}[place])")
+    visitor.close()
     # Nothing is wider than the phone.
     assert browser.run("document.documentElement.scrollWidth") <= PHONE[0]
     assert browser.complaints == []
@@ -254,6 +276,20 @@ def test_a_robot_that_goes_raises_an_alarm(team: Team, page: tuple[Browser, str]
     assert "coorp up" in browser.text("#alarms")
     row = table(browser, "robots")[2]
     assert row[:2] == ["mule", "absent"]
+
+
+def test_the_table_and_the_header_tell_the_same_permits(page: tuple[Browser, str]) -> None:
+    """The made-up robots' own statuses are a moment older than their leader's."""
+    from lib.crowd import crowd
+
+    browser, url = page
+    browser.call("Page.addScriptToEvaluateOnNewDocument", source=crowd(robots=12, rate_hz=30))
+    browser.open(url, width=DESKTOP[0], height=DESKTOP[1])
+    browser.until("document.querySelector('#summary')?.textContent.includes('12 of 12 robots here')")
+    assert "permits: r1 · waiting: r2, r3, r4, r5, r6, r7, r8" in browser.text("#summary")
+    permits = {row[0]: row[2] for row in table(browser, "robots")}
+    assert permits == {f"r{robot}": "holds" if robot == 1 else "waits" if 1 < robot < 9 else "–" for robot in range(12)}
+    assert browser.complaints == []
 
 
 def test_a_page_goes_on_when_the_watch_does(team: Team, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@
 (() => {
   const { robots: ROBOTS, rate_hz: RATE_HZ } = globalThis.CROWD;
   const EVERY_MS = 100;
+  // In each robot's own status, a moment older than the leader's below: 1 does not hold a permit yet, and 9 still waits.
+  const PERMITS = ["Idle", ...Array(9).fill("Waiting")];
   const began = performance.now();
   const clock = () => performance.now() - began;
   const statusOf = (robot, now, messages) => ({
     robot: `r${robot}`, leader: 0, leads: robot === 0, secure: true, policy: "coorp", up_ms: Math.round(now),
-    alive: Array.from({ length: ROBOTS }, (_, other) => other), permit: robot === 1 ? "Holding" : robot < 9 ? "Waiting" : "Idle",
+    alive: Array.from({ length: ROBOTS }, (_, other) => other), permit: PERMITS[robot] ?? "Idle",
     holders: robot ? [] : [1], queue: robot ? [] : [2, 3, 4, 5, 6, 7, 8], paths: ["wlan0"], choices: [], gathered: [], flows: [],
     alarms: [], twins: [], refused_frames: 0, completions: "the kernel's send queue", published: [],
     bulk: { waiting: 1, sent_bytes: robot === 1 ? Math.round(now * 20000) : robot * 1e6, received_bytes: 0, in_flight: 3, held: false },

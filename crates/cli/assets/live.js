@@ -99,6 +99,12 @@
       for (const [second, values] of this.seconds) if (second >= Math.floor(ms / 1000)) all.push(...values);
       return all;
     }
+
+    copy() {
+      const copy = new Seconds();
+      for (const [second, values] of this.seconds) copy.seconds.set(second, values.slice());
+      return copy;
+    }
   }
 
   const quantile = (values, share) => {
@@ -107,8 +113,14 @@
     return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
   };
 
-  const newRobot = (name) => ({
-    name, rings: Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, new Ring()])), open: [], until: -Infinity,
+  const copyRobot = (robot) => ({
+    ...robot, rings: Object.fromEntries(Object.entries(robot.rings).map(([kind, ring]) => [kind, ring.copy()])),
+    loops: robot.loops.copy(), ages: robot.ages.copy(), sent: robot.sent.copy(),
+    history: new Map([...robot.history].map(([key, past]) => [key, past.slice()])),
+  });
+
+  const newRobot = (name, place) => ({
+    name, place, rings: Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, new Ring()])), open: [], until: -Infinity,
     withinMs: null, lost: 0, arrived: 0, status: null, absent: false, why: null,
     loops: new Seconds(), ages: new Seconds(), sent: new Seconds(), rates: null, history: new Map(),
   });
@@ -118,7 +130,7 @@
   // All robots by number, and those that are shown: places appear once a robot has taken them.
   let all = [];
   let robots = [];
-  const loops = { all: new Seconds() }, ages = { all: new Seconds() };
+  let loops = new Seconds(), ages = new Seconds();
   let batches = 0, lastNumber = null, skipped = 0;
 
   // ---- The page's clock ----
@@ -152,8 +164,8 @@
     if (same) return;
     all = message.robots.map(newRobot);
     robots = all.slice(0, message.founders);
-    loops.all = new Seconds();
-    ages.all = new Seconds();
+    loops = new Seconds();
+    ages = new Seconds();
     offsets.length = 0;
     offset = null;
     skipped = 0;
@@ -179,8 +191,7 @@
     if (!robot) return;
     if (!robots.includes(robot)) {
       robots = all.filter((other) => other === robot || robots.includes(other));
-      resume();
-      build();
+      if (!frozen) build();
     }
     for (const [kind, columns] of Object.entries(update.spans)) {
       const ring = robot.rings[kind];
@@ -189,13 +200,13 @@
         ring.add(start, end, columns[index + 2]);
         if (kind === "loop") {
           robot.loops.add(end, end - start);
-          loops.all.add(end, end - start);
+          loops.add(end, end - start);
         }
       }
     }
     for (const [at, age] of update.ages) {
       robot.ages.add(at, age);
-      ages.all.add(at, age);
+      ages.add(at, age);
     }
     robot.open = update.open;
     robot.until = update.until;
@@ -209,7 +220,7 @@
     const before = robot.status;
     robot.status = status;
     const spent = before ? status.up_ms - before.up_ms : 0;
-    // A robot that started anew counts from zero.
+    // A robot that restarted counts from zero.
     if (before?.bulk && status.bulk && spent > 0 && status.bulk.sent_bytes >= before.bulk.sent_bytes) {
       const rate = (name) => (status.bulk[name] - before.bulk[name]) * 8 / spent / 1e3;
       robot.rates = { sent: rate("sent_bytes"), received: rate("received_bytes") };
@@ -232,11 +243,13 @@
 
   let lanes = null;
   let span = 1000;
-  // While paused: the spans as they were, where the view ends, and the edge then.
+  // While paused: everything shown as it was, the edge then, and where the view of the lanes ends.
   let frozen = null;
   let dirty = true;
 
   const shownRobots = () => (frozen ? frozen.robots : robots);
+  const shownEdge = () => (frozen ? frozen.edge : edge());
+  const isEarly = () => (frozen ? frozen.early : performance.now() - helloAt < GRACE_MS);
   const isLate = (kind, start, end) => kind === "loop" && hello.bound_ms != null && end - start > hello.bound_ms;
   const openEnd = (robot, end) => end ?? robot.until;
 
@@ -280,7 +293,7 @@
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
     shown.forEach((robot, lane) => {
-      if (robot.until < min && performance.now() - helloAt > GRACE_MS) {
+      if (robot.until < min && !isEarly()) {
         ctx.fillText("absent", bbox.left + 8 * devicePixelRatio, bbox.top + (lane + 0.5) * height);
       }
     });
@@ -317,7 +330,7 @@
   const buildLanes = () => {
     lanes?.chart.destroy();
     const parent = document.querySelector("#second .chart");
-    const names = robots.map(({ name }) => name);
+    const names = shownRobots().map(({ name }) => name);
     const tip = document.createElement("div");
     tip.className = "tip";
     const narrow = parent.clientWidth < 500;
@@ -338,6 +351,7 @@
           if (wide < 4) return;
           const from = chart.posToVal(left, "x"), to = chart.posToVal(left + wide, "x");
           pause();
+          if (!frozen) return;
           span = to - from;
           frozen.right = to;
           dirty = true;
@@ -347,7 +361,7 @@
       },
     }, [[0, 1], [0, names.length]], parent);
     chart.over.append(tip);
-    lanes = { chart, parent };
+    lanes = { chart, parent, count: names.length };
     const entries = Object.entries(KINDS).map(([kind, { says }]) => [css(kind), says]);
     if (hello.bound_ms != null) entries.push([css("late"), "control loop over the bound"]);
     entries.push([css("unknown"), "not known"]);
@@ -357,13 +371,12 @@
 
   const pause = () => {
     if (frozen || !lanes || offset === null) return;
-    const copies = robots.map((robot) => ({
-      ...robot, rings: Object.fromEntries(Object.entries(robot.rings).map(([kind, ring]) => [kind, ring.copy()])),
-    }));
     // What is drawn, to the pixel.
     const right = lanes.chart.scales.x.max ?? edge();
-    frozen = { robots: copies, right, edge: right };
+    frozen = { robots: robots.map(copyRobot), loops: loops.copy(), ages: ages.copy(), early: isEarly(), right, edge: right };
     sayWhen();
+    showAll();
+    showMinutes();
   };
   const resume = () => {
     frozen = null;
@@ -371,6 +384,13 @@
     $("back").value = "0";
     dirty = true;
     sayWhen();
+    // Robots that joined during the pause need lanes.
+    if (lanes && lanes.count !== robots.length) {
+      build();
+      return;
+    }
+    showAll();
+    showMinutes();
   };
   const lookBack = (seconds) => {
     pause();
@@ -389,7 +409,7 @@
   };
   const sayWhen = () => {
     const back = frozen ? (frozen.right - frozen.edge) / 1000 : 0;
-    $("pause").textContent = frozen ? "Go on" : "Pause";
+    $("pause").textContent = frozen ? "Resume" : "Pause";
     $("pause").setAttribute("aria-pressed", String(Boolean(frozen)));
     $("when").textContent = frozen ? (back > -0.005 ? "paused" : `${back.toFixed(2)} s`) : "live";
     if (frozen) $("back").value = String(back);
@@ -424,10 +444,10 @@
   };
   let minutes = {};
 
-  // Shows columns of the last minute's seconds; a chart is made anew if its lines change.
+  // Shows columns of the last minute's seconds; a chart is replaced if its lines change.
   const showMinute = (id, names, unit, columns, bound) => {
     const parent = document.querySelector(`#${id} .chart`);
-    const end = Math.floor((edge() + hello.behind_ms) / 1000);
+    const end = Math.floor((shownEdge() + hello.behind_ms) / 1000);
     const xs = Array.from({ length: MINUTE_S }, (_, index) => (end - MINUTE_S + index) * 1000 + 500);
     const made = minutes[id];
     const key = `${Charts.isDark()} ${names.join("\n")}`;
@@ -451,9 +471,9 @@
     made.chart.setData([xs, ...columns(xs)]);
   };
 
-  const QUANTILES = [["median", 0.5], ["99 of 100", 0.99]];
+  const QUANTILES = [["median", 0.5], ["p99", 0.99]];
   const showQuantiles = (id, seconds, bound, note) => {
-    const since = (edge() + hello.behind_ms) - MINUTE_S * 1000;
+    const since = (shownEdge() + hello.behind_ms) - MINUTE_S * 1000;
     const all = seconds.since(since);
     $(id).hidden = all.length === 0;
     if (!all.length) return;
@@ -466,9 +486,9 @@
   const counted = (count) => count.toLocaleString("en");
 
   const showBulk = () => {
-    const since = (edge() + hello.behind_ms) - MINUTE_S * 1000;
+    const since = (shownEdge() + hello.behind_ms) - MINUTE_S * 1000;
     const total = (robot) => robot.sent.since(since).reduce((sum, rate) => sum + rate, 0);
-    const sending = robots.map((robot) => [robot, total(robot)]).filter(([, sum]) => sum > 0);
+    const sending = shownRobots().map((robot) => [robot, total(robot)]).filter(([, sum]) => sum > 0);
     $("bulk").hidden = sending.length === 0;
     if (!sending.length) return;
     // The order of the team file, so that lines keep their colours.
@@ -525,25 +545,33 @@
   };
 
   const PERMITS = { NotNeeded: "not needed", Idle: DASH, Waiting: "waits", Holding: ["holds", "good"] };
+  const isHere = (robot) => robot.status && !robot.absent;
+  const leaderOf = (team) => team.find((robot) => isHere(robot) && robot.status.leads);
+  // From the leader's status, as in the header: a robot's own is up to a second older or newer.
+  const permitOf = ({ place, status }, leader) => {
+    if (!leader || status.permit === "NotNeeded") return status.permit;
+    const { holders, queue } = leader.status;
+    return holders.includes(place) ? "Holding" : queue.includes(place) ? "Waiting" : "Idle";
+  };
   const lateOf = (values) => (hello.bound_ms == null || !values.length ? null
     : values.filter((value) => value > hello.bound_ms).length / values.length);
   const lateCell = (share) => (share === null ? DASH : [percent(share), share > 0.1 ? "late" : ""]);
 
   const showRobots = () => {
-    const since = edge() + hello.behind_ms - RECENT_S * 1000;
+    const since = shownEdge() + hello.behind_ms - RECENT_S * 1000;
     const rate = (value) => (value == null ? DASH : value.toFixed(1));
-    const rows = robots.map((robot) => {
+    const leader = leaderOf(shownRobots());
+    const rows = shownRobots().map((robot) => {
       const { status } = robot;
       if (!status || robot.absent) {
-        const early = performance.now() - helloAt < GRACE_MS;
-        return [robot.name, early ? "…" : ["absent", "late"], ...Array(13).fill(DASH)];
+        return [robot.name, isEarly() ? "…" : ["absent", "late"], ...Array(13).fill(DASH)];
       }
       const took = robot.loops.since(since);
       const aged = robot.ages.since(since);
       return [
         robot.name,
         status.leads ? ["leads", "good"] : "here",
-        PERMITS[status.permit] ?? DASH,
+        PERMITS[permitOf(robot, leader)] ?? DASH,
         ms(quantile(took, 0.5)),
         lateCell(lateOf(took)),
         ms(quantile(aged, 0.5)),
@@ -552,7 +580,7 @@
         status.bulk?.waiting ? String(status.bulk.waiting) : DASH,
         status.bulk ? `${status.bulk.in_flight}${status.bulk.held ? ", held" : ""}` : DASH,
         status.bulk ? [status.completions, "text minor"] : DASH,
-        `${status.alive.length} of ${robots.length}`,
+        `${status.alive.length} of ${shownRobots().length}`,
         robot.withinMs == null ? DASH : `± ${robot.withinMs.toFixed(1)} ms`,
         [status.paths.join(", "), "text minor"],
         status.refused_frames ? String(status.refused_frames) : DASH,
@@ -560,7 +588,7 @@
     });
     fill("robots", [
       ["robot"], ["is"], ["permit"], ["reaction", "median of its loops, last 10 s"], ["late", "of its loops, last 10 s"],
-      ["age", "median age of control that arrived there, last 10 s"], ["out, Mbit/s", "bulk"], ["in, Mbit/s", "bulk"], ["waits", "bulk messages"],
+      ["age", "median age of its incoming control, last 10 s"], ["out, Mbit/s", "bulk"], ["in, Mbit/s", "bulk"], ["waits", "bulk messages"],
       ["in the card", "bulk packets"], ["known by", "how it knows what has left the card"], ["hears"],
       ["clock", "how well its clock is known here"], ["paths"], ["refused", "frames"],
     ], rows);
@@ -568,8 +596,7 @@
 
   const showTopics = () => {
     const rows = [];
-    for (const robot of robots) {
-      if (!robot.status || robot.absent) continue;
+    for (const robot of shownRobots().filter(isHere)) {
       for (const heard of robot.status.heard) {
         const past = robot.history.get(`${heard.from} ${heard.topic}`) ?? [heard];
         const first = past.length > 1 ? past[0] : { aged: 0, ages_us: 0, late: 0 };
@@ -601,7 +628,7 @@
   };
 
   const showGathered = () => {
-    const rows = robots.flatMap((robot) => (robot.absent ? [] : robot.status?.gathered ?? []).map((of) => [
+    const rows = shownRobots().flatMap((robot) => (robot.absent ? [] : robot.status?.gathered ?? []).map((of) => [
       of.topic, nameOf(of.from), robot.name, counted(of.due), of.missed ? counted(of.missed) : DASH,
       of.age_us ? `${(of.age_us[0] / 1e3).toFixed(1)} ± ${(of.age_us[1] / 1e3).toFixed(1)} ms` : DASH,
     ]));
@@ -611,7 +638,7 @@
   const STATES = { Alive: ["alive", "good"], Dead: ["dead", "late"] };
   const CARRIES = { Nothing: [], Original: ["control"], Duplicate: ["duplicates"] };
   const showPaths = () => {
-    const rows = robots.flatMap((robot) => (robot.absent ? [] : robot.status?.choices ?? [])
+    const rows = shownRobots().flatMap((robot) => (robot.absent ? [] : robot.status?.choices ?? [])
       .filter(({ state }) => state !== "Resting")
       .map((path) => [
         robot.name, nameOf(path.to), robot.status.paths[path.path] ?? DASH, STATES[path.state] ?? DASH,
@@ -622,7 +649,7 @@
   };
 
   const showFlows = () => {
-    const rows = robots.flatMap((robot) => (robot.absent ? [] : robot.status?.flows ?? []).map((flow) => [
+    const rows = shownRobots().flatMap((robot) => (robot.absent ? [] : robot.status?.flows ?? []).map((flow) => [
       robot.name, flow.flow, flow.class, flow.reason, ms(flow.period_ms), `${(flow.rate_bps / 1e6).toFixed(2)} Mbit/s`,
       flow.waiting_bytes ? `${(flow.waiting_bytes / 1e3).toFixed(0)} kB` : DASH, flow.dropped ? counted(flow.dropped) : DASH,
     ]));
@@ -631,6 +658,7 @@
 
   // ---- The top ----
 
+  // Live even during a pause.
   const showAlarms = () => {
     const items = [];
     const early = performance.now() - helloAt < GRACE_MS;
@@ -641,18 +669,20 @@
       const names = unheard.length > 6 ? `${unheard.slice(0, 5).join(", ")} and ${unheard.length - 5} more do` : `${unheard.join(", ")} ${unheard.length > 1 ? "do" : "does"}`;
       items.push([`${names} not answer`, "Is 'coorp up' running there, and is the robot in range? 'coorp doctor' on the robot shows what its card says."]);
     }
-    const here = robots.filter((robot) => robot.status && !robot.absent);
-    if (here.length && !here.some(({ status }) => status.leads)) {
+    const here = robots.filter(isHere);
+    if (here.length && !leaderOf(here)) {
       items.push(["Nobody leads, so nobody gets a permit", "A leader needs links to most of the robots that may lead: see who hears whom below."]);
     }
     for (const robot of here) {
       for (const [says, todo] of robot.status.alarms) items.push([`${robot.name}: ${says}`, todo]);
     }
     $("alarms").hidden = items.length === 0;
+    const title = frozen ? "Needs attention now" : "Needs attention";
     const list = document.querySelector("#alarms ul");
-    const told = JSON.stringify(items);
+    const told = JSON.stringify([title, items]);
     if (list.dataset.told === told) return;
     list.dataset.told = told;
+    document.querySelector("#alarms h2").textContent = title;
     list.replaceChildren(...items.slice(0, ROWS_MAX).map(([says, todo]) => {
       const item = document.createElement("li");
       item.append(says);
@@ -665,17 +695,20 @@
     }));
   };
 
+  const LOST = "No connection to coorp watch: trying again";
+  const isLost = () => document.querySelector("main").classList.contains("lost");
   const showSummary = () => {
-    const here = robots.filter((robot) => robot.status && !robot.absent);
-    const leader = here.find(({ status }) => status.leads);
+    const team = shownRobots();
+    const here = team.filter(isHere);
+    const leader = leaderOf(here);
     const names = (places) => (places.length ? places.map(nameOf).join(", ") : "nobody");
-    const parts = [`${here.length} of ${robots.length} robots here`];
+    const parts = [...frozen ? [`Paused at ${clockText(frozen.edge)}`] : [], `${here.length} of ${team.length} robots here`];
     if (leader) {
       parts.push(`${leader.name} leads`, `permits: ${names(leader.status.holders)}`, `waiting: ${names(leader.status.queue)}`);
     }
-    $("summary").textContent = parts.join(" · ");
-    document.title = `${hello.team}: ${here.length} of ${robots.length}`;
-    const lost = robots.reduce((sum, robot) => sum + robot.lost, 0);
+    $("summary").textContent = isLost() ? LOST : parts.join(" · ");
+    document.title = `${hello.team}: ${here.length} of ${team.length}`;
+    const lost = team.reduce((sum, robot) => sum + robot.lost, 0);
     $("foot").textContent = [
       `coorp ${hello.coorp}`, here[0] ? `policy ${here[0].status.policy}` : "",
       `shown ${(hello.behind_ms / 1000).toFixed(1)} s after it happened`,
@@ -698,11 +731,11 @@
   const showMinutes = () => {
     if (!hello || offset === null || document.hidden) return;
     const bound = hello.bound_ms;
-    showQuantiles("reaction", loops.all, bound, (all) => {
+    showQuantiles("reaction", frozen?.loops ?? loops, bound, (all) => {
       const late = lateOf(all);
       return `${counted(all.length)} loops in the last minute${late === null ? "" : `, ${percent(late)} over the bound`}.`;
     });
-    showQuantiles("ages", ages.all, null, (all) => `${counted(all.length)} messages in the last minute, from their making to their arrival.`);
+    showQuantiles("ages", frozen?.ages ?? ages, null, (all) => `${counted(all.length)} messages in the last minute, from their making to their arrival.`);
     showBulk();
   };
 
@@ -799,19 +832,20 @@
     });
     socket.addEventListener("close", () => {
       document.querySelector("main").classList.add("lost");
-      $("summary").textContent = "No connection to coorp watch: trying again";
+      $("summary").textContent = LOST;
       setTimeout(() => connect(Math.min(wait * 2, 8000)), opened ? 500 : wait);
     });
   };
 
   requestAnimationFrame(frame);
   setInterval(showAll, 500);
-  setInterval(showMinutes, 1000);
+  setInterval(() => { if (!frozen) showMinutes(); }, 1000);
   connect(500);
 
   // For tests, which read it.
   globalThis.CoorpLive = {
     get robots() { return robots; }, get frames() { return frames; }, get batches() { return batches; }, get skipped() { return skipped; },
+    get minutes() { return Object.fromEntries(Object.entries(minutes).map(([id, { chart }]) => [id, chart.data])); },
     get view() { return lanes && { min: lanes.chart.scales.x.min, max: lanes.chart.scales.x.max, paused: Boolean(frozen) }; },
   };
 })();
