@@ -274,7 +274,7 @@ fn footer(view: &View) -> Line<'static> {
     }
     let keys = KEYS.iter().flat_map(|(key, does)| {
         let does = if view.paused.is_some() && *key == "Space" {
-            "go on"
+            "resume"
         } else {
             does
         };

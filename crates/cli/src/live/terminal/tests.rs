@@ -298,7 +298,7 @@ fn keys_sort_select_filter_and_pause() {
     tell(&feed, 3, 14);
     model.update(feed.batch(0, at(14_000), &[]));
     let text = shown(&view, &model, 120, 30);
-    assert!(text.contains("PAUSED 4 s") && text.contains("go on"), "{text}");
+    assert!(text.contains("PAUSED 4 s") && text.contains("resume"), "{text}");
     assert!(row(&text, "robot-1 ").contains(" 10.0 "), "{text}");
     press(&mut view, &model, &[KeyCode::Char(' '), KeyCode::Tab]);
     let text = shown(&view, &model, 120, 30);
