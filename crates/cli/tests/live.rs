@@ -386,6 +386,8 @@ struct Supervised {
 impl Supervised {
     fn start(field: &Field, log: std::os::unix::net::UnixStream) -> Supervised {
         let socket = field.folder.join("notify");
+        // An earlier start's.
+        let _ = std::fs::remove_file(&socket);
         let notices = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
         notices
             .set_read_timeout(Some(std::time::Duration::from_secs(4)))
