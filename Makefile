@@ -67,10 +67,10 @@ if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
 	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
 endef
 
-# With the native module and the command as the Rust tests have built them.
+# With the native module and the command as the Rust tests have built them. Many tests wait, so two run on each core.
 test: COORP := $(TARGET)/debug/coorp
 test: $(VENV)/test
-	COORP_FUZZ_SECONDS=1 cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
+	COORP_FUZZ_SECONDS=1 RUST_TEST_THREADS=$$((2 * $$(nproc))) cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev --locked"
 	$(PYTHON) -m pytest -q -k "not ($(LONG_PYTHON))"
 
