@@ -391,11 +391,14 @@ def asks(to, size=100, port=PORT, options=(), times=10):
         for option in options:
             own.setsockopt(*option)
         own.settimeout(0.5)
-        payload = os.urandom(size)
+        hashes = set()
         for _ in range(times):
+            # The firewall takes bytes of later fragments for ports, and may drop the same payload every time.
+            payload = os.urandom(size)
+            hashes.add(hashlib.sha256(payload).digest())
             try:
                 own.sendto(payload, (to, port))
-                return own.recv(100) == hashlib.sha256(payload).digest()
+                return own.recv(100) in hashes
             except (TimeoutError, PermissionError):
                 pass  # A firewall's drop is told to a program only if its own packet was dropped.
         return False
