@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -308,6 +309,68 @@ def test_a_page_goes_on_when_the_watch_does(team: Team, tmp_path: Path) -> None:
         browser.until("document.querySelector('#summary').textContent.includes('3 of 3')")
         process.kill()
         process.communicate()
+
+
+CERTUTIL = shutil.which("certutil")
+MAY_TRUST = os.geteuid() == 0 and CERTUTIL is not None
+if not MAY_TRUST and "CI" in os.environ:
+    raise RuntimeError("CI has to run this: no root, or no certutil")
+
+
+def trusting(program: str, folder: Path, url: str, password: str) -> str:
+    """A browser with what `coorp keys browser` has made: as if a person had imported both files, and chosen the certificate."""
+    store = folder / "home/.pki/nssdb"
+    store.mkdir(parents=True)
+    database = ["-d", f"sql:{store}"]
+    for command in (
+        ["certutil", *database, "-N", "--empty-password"],
+        ["pk12util", *database, "-i", str(folder / "operator.p12"), "-W", password],
+        ["certutil", *database, "-A", "-n", "page", "-t", "C,,", "-i", str(folder / "page.crt")],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=SOON)
+    # Debian's Chromium reads policies from one folder of the system: it gets its own view of that.
+    policies = folder / "chromium/policies/managed"
+    policies.mkdir(parents=True)
+    choice = {"pattern": url, "filter": {}}
+    (policies / "choice.json").write_text(json.dumps({"AutoSelectCertificateForUrls": [json.dumps(choice)]}))
+    wrapper = folder / "browser.sh"
+    mount = f"mkdir -p /etc/chromium && mount --bind {folder}/chromium /etc/chromium"
+    wrapper.write_text(
+        f"#!/bin/sh\nHOME={folder}/home exec unshare --mount sh -c '{mount} && exec {program} \"$@\"' sh \"$@\"\n"
+    )
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+@pytest.mark.skipif(not MAY_TRUST, reason="needs root and certutil (libnss3-tools)")
+def test_a_browser_elsewhere_sees_the_robots_with_the_operators_certificate(team: Team, tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    coorp = [sys.executable, "-m", "coorp"]
+    command = [*coorp, "keys", "browser", str(team.fleet.file)]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
+    password = re.search(r"password ([a-z2-9-]+)", made.stdout)
+    assert password, made.stdout + made.stderr
+    command = [*coorp, "watch", str(team.fleet.file), "--web", "0.0.0.0:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    found = re.search(r"https://\S+:(\d+)", said)
+    assert found, said
+    url = f"https://127.0.0.1:{found[1]}"
+    with Browser(trusting(PROGRAM, tmp_path, url, password[1]), tmp_path / "browser") as browser:
+        browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
+        browser.until("document.querySelector('#summary')?.textContent.includes('3 of 3 robots here')")
+        assert [row[0] for row in table(browser, "robots")] == list(ROBOTS)
+        assert browser.run("location.protocol + isSecureContext") == "https:true"
+        assert browser.complaints == []
+    # A browser without the certificate shows nothing, not even after its user has accepted the page's.
+    with Browser(PROGRAM, tmp_path / "another") as browser:
+        browser.call("Security.setIgnoreCertificateErrors", ignore=True)
+        browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
+        browser.until("location.protocol === 'chrome-error:'")
+        assert "robots" not in browser.text("body")
+    process.kill()
+    assert "it shows no certificate" in process.communicate()[1]
 
 
 def test_fifty_robots_take_bounded_memory(tmp_path: Path, page: tuple[Browser, str]) -> None:

@@ -9,6 +9,8 @@
 //! Certificates do not expire, because a robot's clock may start in 1970.
 
 mod bundle;
+mod p12;
+pub mod page;
 mod renew;
 mod revoke;
 
