@@ -6,7 +6,7 @@
 //! The page's own certificate names the address that a browser connects to, so it is made when somebody does
 //! ([`Page::server`]). The operator's key signs it: a machine that watches has that key, and best not the authority's.
 //! A browser trusts another certificate for this purpose, of the same key, that vouches for addresses and names below
-//! `.local` alone. So a thief of the key cannot pose as a web site to that browser, nor can the team's authority.
+//! `.local` alone. So a thief of the key cannot pose to it as a web site with a name, nor can the team's authority.
 //!
 //! What the page shows is safe even if a browser accepts a false certificate: whoever is in between cannot show the
 //! operator's certificate to the page.
@@ -258,4 +258,68 @@ pub fn browser(team: &Team, into: &Path) -> Result<Browser, Error> {
     write(&written.identity, &packed, 0o600)?;
     write(&written.authority, trusted.pem().as_bytes(), 0o644)?;
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use quinn::rustls::client::danger::ServerCertVerifier;
+    use quinn::rustls::client::WebPkiServerVerifier;
+    use quinn::rustls::pki_types::ServerName;
+    use quinn::rustls::RootCertStore;
+
+    use super::super::tests::{scratch, team};
+    use super::super::{init, revoke};
+    use super::*;
+
+    #[test]
+    fn what_browsers_trust_vouches_for_no_web_site_with_a_name() {
+        let folder = scratch("page");
+        let team = team(&folder);
+        init(&team).unwrap();
+        let page = Page::of(&team).unwrap();
+        let key = key_of(&Identity::of(&team, OPERATOR).unwrap()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(authority(&team).self_signed(&key).unwrap().der().clone())
+            .unwrap();
+        let browser = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), page.provider.clone());
+        let browser = browser.build().unwrap();
+        let accepts = |params: CertificateParams, name: &'static str| {
+            let made = params.signed_by(&KeyPair::generate().unwrap(), &page.issuer).unwrap();
+            let name = ServerName::try_from(name).unwrap();
+            browser
+                .verify_server_cert(made.der(), &[], &name, &[], UnixTime::now())
+                .is_ok()
+        };
+        let here = || named("10.0.0.5".parse().unwrap(), Some("laptop")).unwrap();
+        assert!(accepts(here(), "10.0.0.5") && accepts(here(), "laptop.local"));
+        assert!(!accepts(here(), "10.0.0.6") && !accepts(here(), "other.local"));
+        let mut site = here();
+        site.subject_alt_names = vec![SanType::DnsName("bank.example".try_into().unwrap())];
+        assert!(!accepts(site, "bank.example"));
+        let mut old = here();
+        old.not_after = (SystemTime::now() - Duration::from_secs(60)).into();
+        assert!(!accepts(old, "10.0.0.5"));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn files_for_a_browser_are_private_and_not_made_of_revoked_keys() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = scratch("browser");
+        let team = team(&folder);
+        init(&team).unwrap();
+        let file = team.live.keys.join("operator.pem");
+        let old = std::fs::read(&file).unwrap();
+        let made = browser(&team, &folder).unwrap();
+        let mode = std::fs::metadata(&made.identity).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_ne!(browser(&team, &folder).unwrap().password, made.password);
+        revoke(&team, OPERATOR).unwrap();
+        browser(&team, &folder).unwrap();
+        std::fs::write(file, old).unwrap();
+        let refused = browser(&team, &folder).unwrap_err().to_string();
+        assert!(refused.contains("is revoked"), "{refused}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

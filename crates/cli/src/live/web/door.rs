@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,8 +19,6 @@ use coorp_core::admission::{Admission, Limits, Rate, Reason, Share, Ticket, Verd
 use coorp_core::RobotId;
 use coorp_node::keys::page::{local_name, Page};
 use rustls::{AlertDescription, CertificateError, ServerConfig, ServerConnection, StreamOwned};
-
-use crate::output;
 
 /// The connections of a site, and the addresses of this machine for which a certificate is kept.
 pub const CONNECTIONS_MAX: usize = 32;
@@ -36,7 +35,6 @@ const NOTE_EVERY: Duration = Duration::from_secs(60);
 const OPERATOR: RobotId = RobotId(0);
 
 /// What decides about connections.
-#[derive(Clone)]
 pub enum Door {
     /// With the number of connections.
     Loopback(Arc<AtomicUsize>),
@@ -49,8 +47,8 @@ impl Door {
         Door::Loopback(Arc::default())
     }
 
-    /// A door for the operator, wherever it is.
-    pub fn operators(page: Page) -> Door {
+    /// A door for the operator, wherever it is. It says why it refuses others, unless too much waits to be said.
+    pub fn operators(page: Page, said: SyncSender<String>) -> Door {
         Door::Operators(Arc::new(Operators {
             page,
             host: host(),
@@ -61,6 +59,7 @@ impl Door {
                 streams: BTreeMap::new(),
             }),
             notes: Mutex::default(),
+            said,
         }))
     }
 
@@ -305,6 +304,7 @@ pub struct Operators {
     configs: Mutex<BTreeMap<IpAddr, (SystemTime, Arc<ServerConfig>)>>,
     attempts: Mutex<Attempts>,
     notes: Mutex<BTreeMap<&'static str, Noted>>,
+    said: SyncSender<String>,
 }
 
 struct Attempts {
@@ -313,10 +313,10 @@ struct Attempts {
     streams: BTreeMap<Ticket, TcpStream>,
 }
 
-/// A reason for refusals that was noted.
+/// A reason for refusals: when it was said, and how many there were since.
+#[derive(Default)]
 struct Noted {
-    at: Instant,
-    /// Those since then.
+    at: Option<Instant>,
     more: u64,
 }
 
@@ -404,25 +404,30 @@ impl Operators {
     /// Says why somebody was refused: the first time for each reason, and then once in a while, with a count.
     fn note(&self, from: IpAddr, why: &'static str) {
         let mut notes = lock(&self.notes);
-        let now = Instant::now();
-        if let Some(noted) = notes.get_mut(why).filter(|noted| now - noted.at < NOTE_EVERY) {
+        let (noted, now) = (notes.entry(why).or_default(), Instant::now());
+        if noted.at.is_some_and(|at| now - at < NOTE_EVERY) {
             noted.more += 1;
             return;
         }
-        let before = notes.insert(why, Noted { at: now, more: 0 });
-        drop(notes);
-        let more = match before.map_or(0, |noted| noted.more) {
+        let more = match noted.more {
             0 => String::new(),
             more => format!(" ({more} more since the last note)"),
         };
-        output::note(&format!("refused {from}: {why}{more}"));
+        // Nobody waits for a terminal that takes nothing.
+        *noted = match self.said.try_send(format!("refused {from}: {why}{more}")) {
+            Ok(()) => Noted { at: Some(now), more: 0 },
+            Err(_) => Noted {
+                at: noted.at,
+                more: noted.more + 1,
+            },
+        };
     }
 }
 
 const TOO_OFTEN: &str = "it connects too often, or too many others do";
 const TOO_MANY: &str = "too many connections with the operator's certificate: close pages";
 
-/// Why no connection came about.
+/// Why a handshake failed.
 enum Failed {
     TimedOut,
     /// The other end gave up, as a browser does to ask which certificate to show.

@@ -30,7 +30,7 @@ mod serve;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{mpsc, Arc};
 use std::time::{Duration, SystemTime};
 
 use coorp_core::Instant;
@@ -52,8 +52,9 @@ use crate::output;
 const PORT: &str = "8460";
 const FOXGLOVE_PORT: &str = "8765";
 
-/// How many of this machine's addresses are said.
+/// How many of this machine's addresses are said, and how many notes may wait for a terminal.
 const SHOWN_MAX: usize = 4;
+const NOTES_MAX: usize = 16;
 
 /// How often two clocks are read to compare them.
 const READINGS: usize = 8;
@@ -131,7 +132,9 @@ fn door(team: &Team, at: SocketAddr, insecure: bool) -> Result<Door, Failure> {
             at.port()
         )));
     }
-    Ok(Door::operators(Keys::of(team)?))
+    let (said, notes) = mpsc::sync_channel::<String>(NOTES_MAX);
+    spawn("coorp-notes", move || notes.iter().for_each(|note| output::note(&note)))?;
+    Ok(Door::operators(Keys::of(team)?, said))
 }
 
 /// Where the page is, for a person.
