@@ -56,12 +56,12 @@ impl Page {
         let identity = Identity::of(team, OPERATOR)?;
         let credentials = Credentials::of(&identity)?;
         let keys = team.live.keys.clone();
-        Revoked::of(&credentials, &keys, None)?;
         Ok(Page {
             issuer: Issuer::new(authority(team), key_of(&identity)?),
             operators: Arc::new(Operators {
                 signed: credentials.verifier()?,
                 authorities: credentials.authorities().to_vec(),
+                revoked: Revoked::of(&credentials, &keys, None)?,
                 keys,
             }),
             provider: credentials.provider(),
@@ -162,21 +162,28 @@ fn key_of(identity: &Identity) -> Result<KeyPair, Error> {
 struct Operators {
     signed: Arc<dyn ClientCertVerifier>,
     authorities: Vec<CertificateDer<'static>>,
+    /// The newest list so far.
+    revoked: Revoked,
     keys: PathBuf,
 }
 
 impl Operators {
     /// Checks what is left once the certificate's signature and its dates are good. Reads the list of revoked
-    /// certificates anew, which may have changed.
+    /// certificates again, because there may be a newer one; if there is none any more, the last one counts.
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
         if name_in(certificate).as_deref() != Some(OPERATOR) {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
-        match Revoked::load(&self.authorities, &self.keys, None) {
-            Ok(revoked) if revoked.admits(certificate) => Ok(()),
-            Ok(_) => Err(CertificateError::Revoked.into()),
-            // Without the list, nobody is admitted.
-            Err(error) => Err(rustls::Error::General(error.to_string())),
+        // With a damaged list, nobody is admitted.
+        let read = Revoked::load(&self.authorities, &self.keys, None);
+        let read = read.map_err(|error| rustls::Error::General(error.to_string()))?;
+        if let Some(list) = read.list() {
+            self.revoked.on_list("the folder of the keys", &list);
+        }
+        if self.revoked.admits(certificate) {
+            Ok(())
+        } else {
+            Err(CertificateError::Revoked.into())
         }
     }
 }

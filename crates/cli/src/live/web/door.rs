@@ -460,6 +460,7 @@ impl Failed {
                 "it shows a certificate that this team's authority has not signed; 'coorp keys browser' makes the right one"
             }
             rustls::Error::InvalidMessage(_) => "it does not speak TLS 1.3; the address begins with https://",
+            rustls::Error::PeerIncompatible(_) => "it does not speak TLS 1.3; a newer browser does",
             rustls::Error::AlertReceived(
                 AlertDescription::UnknownCA
                 | AlertDescription::BadCertificate
