@@ -11,6 +11,8 @@ use coorp_core::discovery::Outcome;
 use coorp_core::RobotId;
 use coorp_team::Team;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::rustls::client::danger::ServerCertVerifier;
+use quinn::rustls::client::WebPkiServerVerifier;
 use quinn::rustls::crypto::CryptoProvider;
 use quinn::rustls::pki_types::pem::PemObject;
 use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -20,12 +22,14 @@ use quinn::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, MtuDiscoveryConfig};
 
 use self::anybody::Anybody;
+use self::short::Short;
 use crate::ground::{Bound, Ground};
 use crate::keys::{self, Identity, SERVER_NAME};
 use crate::revoked::Revoked;
 use crate::Error;
 
 mod anybody;
+mod short;
 
 /// The maximum number of datagrams per call to the kernel: it accepts this many of the longest ones.
 pub(crate) const TOGETHER_MAX: usize = 8;
@@ -118,9 +122,8 @@ impl Credentials {
         let Some(roots) = &self.roots else {
             return Ok(Arc::new(Anybody(self.provider.clone())));
         };
-        WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
-            .build()
-            .map_err(unusable)
+        let signed = WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone()).build();
+        Ok(Arc::new(Short(signed.map_err(unusable)?)))
     }
 
     /// Returns the configuration of an endpoint on a socket, the same in all starts of this robot.
@@ -164,13 +167,16 @@ impl Credentials {
         let config = ClientConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(unusable)?;
-        let config = match &self.roots {
-            Some(roots) => config.with_root_certificates(roots.clone()),
-            None => config
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Anybody(self.provider.clone()))),
+        let verifier: Arc<dyn ServerCertVerifier> = match &self.roots {
+            Some(roots) => {
+                let signed = WebPkiServerVerifier::builder_with_provider(roots.clone(), self.provider.clone()).build();
+                Arc::new(Short(signed.map_err(unusable)?))
+            }
+            None => Arc::new(Anybody(self.provider.clone())),
         };
         let mut config = config
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
             .with_client_auth_cert(self.chain.clone(), self.key.clone_key())
             .map_err(unusable)?;
         config.alpn_protocols = vec![protocol.to_vec()];
