@@ -42,7 +42,7 @@ def test_the_module_of_coorp_live_takes_the_place_of_the_own_one(live: Path) -> 
 
 def test_a_folder_that_an_uninstalled_coorp_live_has_left_does_no_harm(live: Path) -> None:
     got = python(live, "from coorp import _native; print(_native.__file__)")
-    assert got.stdout.strip() == _native.__file__, got.stderr
+    assert Path(got.stdout).parent == Path(coorp.__file__).parent, got.stderr
 
 
 def test_another_version_is_refused_with_what_to_do(live: Path) -> None:
