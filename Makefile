@@ -31,7 +31,7 @@ FUZZ_SECONDS ?= 30
 
 export COORP
 
-.PHONY: help demo cli build package test test-all lab studies lint docs bench wheels deb machines
+.PHONY: help demo cli build package test test-rust test-python test-all lab studies lint docs bench wheels deb machines
 
 help:
 	@echo "make demo      build the simulator, simulate the papers' testbed, write report.html"
@@ -70,12 +70,19 @@ if [ "$$(id -u)" = 0 ] && [ -e /dev/net/tun ]; then \
 	else echo "SKIPPED live fault runs: no root or no /dev/net/tun"; fi
 endef
 
-# With the native module and the command as the Rust tests have built them. Many tests wait, so two run on each core.
-test: COORP := $(TARGET)/debug/coorp
+# With the native module and the command as the Rust tests have built them. Many tests wait, so two run on each core, and
+# the Python tests beside the Rust ones, which need the cores on time. What they print comes when they have ended.
 test: $(VENV)/test
-	COORP_FUZZ_SECONDS=1 RUST_TEST_THREADS=$$((2 * $$(nproc))) cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
+	cargo test --workspace --locked --no-run
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev $(WHOLE)"
-	$(PYTHON) -m pytest -q -k "not ($(LONG_PYTHON))"
+	$(MAKE) --no-print-directory --jobs 2 --keep-going COORP=$(TARGET)/debug/coorp test-rust test-python
+
+test-rust:
+	COORP_FUZZ_SECONDS=1 RUST_TEST_THREADS=$$((2 * $$(nproc))) cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
+
+test-python:
+	@nice $(PYTHON) -m pytest -q -k "not ($(LONG_PYTHON))" >$(TARGET)/pytest.log 2>&1 || { cat $(TARGET)/pytest.log; exit 1; }
+	@tail -n 1 $(TARGET)/pytest.log
 
 # The team of the fault runs is always busy and has short permits, so 15 s are enough for many faults.
 test-all: package build

@@ -75,10 +75,16 @@ class Effort:
     late_minutes: int
     """Minutes of driving for question 4, per seed and policy."""
     smooth_s: int
+    kept: Path
+    """The folder of the runs that learn."""
+
+    def job(self, policy: str, sync: str, seed: int) -> Job:
+        """Returns a run that learns."""
+        return Job(policy, sync, seed, self.minutes, kept=self.kept)
 
 
-FULL = Effort(180, {"bsp": range(1, 6), "ssp": range(1, 2), "asp": range(1, 2)}, 10, 90, 900)
-QUICK = Effort(6, {"bsp": range(1, 2)}, 1, 1, 60)
+FULL = Effort(180, {"bsp": range(1, 6), "ssp": range(1, 2), "asp": range(1, 2)}, 10, 90, 900, OUT / "learning")
+QUICK = Effort(6, {"bsp": range(1, 2)}, 1, 1, 60, OUT / "quick" / "learning")
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,14 @@ class Job:
     learner: Job | None = None
     """The run whose final weights this one drives with, frozen."""
     frozen: bool = False
-    kept: str = "learning"
+    kept: Path = OUT / "learning"
     """The folder of runs that learn. Whoever runs others has one of its own, because a run replaces an earlier one."""
 
     @property
     def out(self) -> Path:
         if self.learner is not None:
             return self.learner.out / f"weights-of-{self.learner.name}"
-        return OUT / ("shipped" if self.frozen else self.kept)
+        return self.kept.with_name("shipped") if self.frozen else self.kept
 
     @property
     def name(self) -> str:
@@ -151,7 +157,7 @@ def write_team() -> None:
 
 def learning_jobs(effort: Effort) -> list[Job]:
     return [
-        Job(policy, sync, seed, effort.minutes)
+        effort.job(policy, sync, seed)
         for sync, seeds in effort.seeds.items()
         for seed, policy in product(seeds, LEARNERS)
     ]
@@ -160,12 +166,13 @@ def learning_jobs(effort: Effort) -> list[Job]:
 def judged(job: Job, effort: Effort, *, shipped: bool) -> Job:
     """Returns the run that evaluates the weights of a run, or the shipped ones in the same way."""
     learner = None if shipped else job
-    return Job(job.policy, job.sync, UNSEEN + job.seed, effort.judged_minutes, learner, frozen=True)
+    seed, minutes = UNSEEN + job.seed, effort.judged_minutes
+    return Job(job.policy, job.sync, seed, minutes, learner, frozen=True, kept=effort.kept)
 
 
 def late(policy: str, seed: int, effort: Effort) -> Job:
     """Returns a run for question 4."""
-    learner = Job(GIVES_WEIGHTS, "bsp", seed, effort.minutes)
+    learner = effort.job(GIVES_WEIGHTS, "bsp", seed)
     return Job(policy, "bsp", 2 * UNSEEN + seed, effort.late_minutes, learner, frozen=True)
 
 
@@ -174,7 +181,7 @@ def print_gain(runs: dict[Job, Outcome], effort: Effort, *, markdown: bool) -> b
     rows: list[list[str]] = []
     clear = True
     for sync, policy in product(effort.seeds, LEARNERS):
-        jobs = [Job(policy, sync, seed, effort.minutes) for seed in effort.seeds[sync]]
+        jobs = [effort.job(policy, sync, seed) for seed in effort.seeds[sync]]
         learnt, before = ([runs[judged(job, effort, shipped=shipped)] for job in jobs] for shipped in (False, True))
         gains = [mean_reward(a) - mean_reward(b) for a, b in zip(learnt, before, strict=True)]
         gain = statistics.fmean(gains)
@@ -278,7 +285,7 @@ def print_speed(runs: dict[Job, Outcome], effort: Effort, *, markdown: bool) -> 
     rows: list[list[str]] = []
     bsp: dict[str, float] = {}
     for sync, seeds in effort.seeds.items():
-        of = {policy: [runs[Job(policy, sync, seed, effort.minutes)] for seed in seeds] for policy in LEARNERS}
+        of = {policy: [runs[effort.job(policy, sync, seed)] for seed in seeds] for policy in LEARNERS}
         there = reached({policy: curves(of[policy], effort.smooth_s) for policy in LEARNERS}, effort.smooth_s)
         epochs = {policy: statistics.fmean(run.epoch_s for run in of[policy]) for policy in LEARNERS}
         for policy, own in there.items():
@@ -369,8 +376,9 @@ def main() -> int:
     counts = print_cost(runs, effort, markdown=markdown)
     from coorp.learn.report import write_reward
 
-    write_reward(OUT / "reward.png", [runs[job] for job in learning], effort.smooth_s)
-    print(f"reward over time: {(OUT / 'reward.png').relative_to(REPOSITORY)}")
+    image = effort.kept.with_name("reward.png")
+    write_reward(image, [runs[job] for job in learning], effort.smooth_s)
+    print(f"reward over time: {image.relative_to(REPOSITORY)}")
     if len(effort.seeds["bsp"]) == 1:
         print("one seed shows nothing; this only checks that everything runs")
         return 0

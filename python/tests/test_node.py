@@ -118,8 +118,8 @@ def documented() -> str:
     block = re.compile(r"```python\n(.*?coorp\.Node.*?)```", re.DOTALL)
     (in_docs,) = block.findall((ROOT / "docs" / "live.md").read_text())
     (in_readme,) = block.findall((ROOT / "README.md").read_text())
-    # Its first lines are enough there.
-    assert set(in_readme.splitlines()) <= set(in_docs.splitlines())
+    # Its first lines are enough there, for the robot whose keys the README has installed.
+    assert set(in_readme.replace('robot="scout"', 'robot="r1"').splitlines()) <= set(in_docs.splitlines())
     return in_docs
 
 

@@ -32,7 +32,7 @@ def growth(
     convergence.write_team()
 
     def job(policy: str, sync: str, seed: int) -> convergence.Job:
-        return convergence.Job(policy, sync, seed, minutes, kept="figure-9")
+        return convergence.Job(policy, sync, seed, minutes, kept=convergence.OUT / "figure-9")
 
     jobs = [job(policy, sync, seed) for sync in syncs for policy in policies for seed in seeds]
     runs = convergence.run(jobs, resume=resume)
