@@ -117,7 +117,7 @@ lint: package
 	.ci/deny
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy -p coorp-py --no-default-features --features bags --locked -- -D warnings
+	cargo clippy -p coorp-py --no-default-features --locked -- -D warnings
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)
