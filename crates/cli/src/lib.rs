@@ -210,8 +210,15 @@ mod tests {
             of_up.contains("'coorp up'") && of_up.contains("cargo install"),
             "{of_up}"
         );
-        assert!(said("sim team.toml --faults --nodes").unwrap().contains("'coorp sim --nodes'"));
-        for other in ["sim team.toml --faults", "emu team.toml --demos", "emu team.toml -- run --demo", "upp"] {
+        assert!(said("sim team.toml --faults --nodes")
+            .unwrap()
+            .contains("'coorp sim --nodes'"));
+        for other in [
+            "sim team.toml --faults",
+            "emu team.toml --demos",
+            "emu team.toml -- run --demo",
+            "upp",
+        ] {
             assert_eq!(said(other), None, "{other}");
         }
     }
@@ -225,7 +232,9 @@ mod tests {
         assert!(missing.is_empty(), "{missing:?}");
         for (name, option) in LIVE_OPTIONS {
             let command = all.find_subcommand(name).unwrap();
-            let has = command.get_arguments().any(|it| it.get_long() == option.strip_prefix("--"));
+            let has = command
+                .get_arguments()
+                .any(|it| it.get_long() == option.strip_prefix("--"));
             assert!(has, "{name} {option}");
         }
     }
