@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -106,14 +107,14 @@ def team(tmp_path: Path) -> Iterator[Team]:
     team.close()
 
 
-def watch(file: Path) -> tuple[subprocess.Popen[str], str]:
+def watch(file: Path, at: str = "0") -> tuple[subprocess.Popen[str], str]:
     """`coorp watch --web`, and its address."""
-    command = [sys.executable, "-m", "coorp", "watch", str(file), "--web", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "coorp", "watch", str(file), "--web", at]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = process.stdout.readline()
-    found = re.search(r"http://\S+", said)
-    assert found, said
+    found = re.search(r"https?://\S+", said)
+    assert found, said or process.communicate()[1]
     return process, found[0]
 
 
@@ -308,6 +309,61 @@ def test_a_page_goes_on_when_the_watch_does(team: Team, tmp_path: Path) -> None:
         browser.until("document.querySelector('#summary').textContent.includes('3 of 3')")
         process.kill()
         process.communicate()
+
+
+# Where Debian's Chromium looks for policies.
+SETTINGS = Path("/etc/chromium")
+MAY_IMPORT = os.geteuid() == 0 and shutil.which("certutil") is not None and SETTINGS.is_dir()
+if not MAY_IMPORT and "CI" in os.environ:
+    raise RuntimeError(f"CI has to run this: no root, no certutil, or no {SETTINGS}")
+
+
+def importing(program: str, folder: Path, url: str, password: str) -> str:
+    """A browser whose user has imported what `coorp keys browser` has made, and chosen the certificate for the page."""
+    store = folder / "home/.pki/nssdb"
+    store.mkdir(parents=True)
+    database = ["-d", f"sql:{store}"]
+    for command in (
+        ["certutil", *database, "-N", "--empty-password"],
+        ["pk12util", *database, "-i", str(folder / "operator.p12"), "-W", password],
+        ["certutil", *database, "-A", "-n", "page", "-t", "C,,", "-i", str(folder / "page.crt")],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=SOON)
+    # The choice is a policy of the whole system, so this browser gets its own view of the system's folder.
+    policies = folder / "settings/policies/managed"
+    policies.mkdir(parents=True)
+    choice = {"pattern": url, "filter": {}}
+    (policies / "choice.json").write_text(json.dumps({"AutoSelectCertificateForUrls": [json.dumps(choice)]}))
+    wrapper = folder / "browser.sh"
+    inside = f'mount --bind {folder}/settings {SETTINGS} && exec {program} "$@"'
+    wrapper.write_text(f"#!/bin/sh\nHOME={folder}/home exec unshare --mount sh -c '{inside}' sh \"$@\"\n")
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+@pytest.mark.skipif(not MAY_IMPORT, reason="needs root, certutil (libnss3-tools) and Debian's Chromium")
+def test_a_browser_elsewhere_sees_the_robots_with_the_operators_certificate(team: Team, tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    command = [sys.executable, "-m", "coorp", "keys", "browser", str(team.fleet.file)]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
+    password = re.search(r"password ([a-z2-9-]+)", made.stdout)
+    assert password, made.stdout + made.stderr
+    process, shown = watch(team.fleet.file, "0.0.0.0:0")
+    url = f"https://127.0.0.1:{shown.rsplit(':', 1)[1]}"
+    with Browser(importing(PROGRAM, tmp_path, url, password[1]), tmp_path / "browser") as browser:
+        browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
+        browser.until("document.querySelector('#summary')?.textContent.includes('3 of 3 robots here')")
+        assert [row[0] for row in table(browser, "robots")] == list(ROBOTS)
+        assert browser.run("location.protocol + isSecureContext") == "https:true"
+        assert browser.complaints == []
+    # A browser without the certificate shows nothing, not even after its user has accepted the page's.
+    with Browser(PROGRAM, tmp_path / "another") as browser:
+        browser.call("Security.setIgnoreCertificateErrors", ignore=True)
+        browser.open(url, width=PHONE[0], height=PHONE[1], phone=True)
+        browser.until("location.protocol === 'chrome-error:'")
+        assert "robots" not in browser.text("body")
+    process.kill()
+    assert "it shows no certificate" in process.communicate()[1]
 
 
 def test_fifty_robots_take_bounded_memory(tmp_path: Path, page: tuple[Browser, str]) -> None:

@@ -1,8 +1,10 @@
-//! `coorp watch --web` from a browser's view: what comes over the WebSocket is what the robots record and report. Streams to
-//! Foxglove and Rerun: `web/streams.rs`.
+//! `coorp watch --web` from a browser's view: what comes over the WebSocket is what the robots record and report. Other
+//! machines: `web/elsewhere.rs`; streams to Foxglove and Rerun: `web/streams.rs`.
 #![cfg(feature = "live")]
 #![allow(clippy::unwrap_used)] // a test may fail by panicking
 
+#[path = "web/elsewhere.rs"]
+mod elsewhere;
 #[path = "web/field.rs"]
 mod field;
 #[path = "web/streams.rs"]
@@ -292,15 +294,4 @@ fn a_browser_that_takes_nothing_gets_the_newest_once_it_does() {
     socket.send(Message::text("10")).unwrap();
     let newest = json(&mut socket)["number"].as_u64().unwrap();
     assert!(newest > numbers[9] + 10, "{newest} after {}", numbers[9]);
-}
-
-#[test]
-fn a_page_for_other_machines_is_refused_with_what_to_do() {
-    let field = Field::new("elsewhere", [28_860, 28_880]);
-    let output = field.run(&["watch", "--web", "0.0.0.0:8460"]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said.contains("ssh -L 8460:127.0.0.1:8460"), "{said}");
-    let output = field.run(&["watch", "--web", "--once"]);
-    assert_eq!(output.status.code(), Some(2), "one or the other");
 }

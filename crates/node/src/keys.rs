@@ -3,12 +3,14 @@
 //! A certificate of the team's authority makes its owner a member, with the name in the certificate; everybody else is
 //! ignored. [`init`] creates what is missing and never overwrites. [`Identity`] is what one robot needs: its own key
 //! and certificate, and the authority's certificate. [`bundle`] puts them into one file, and [`install`] unpacks it on
-//! the robot. [`revoke`] locks out every owner of a certificate, and [`renew`] replaces all keys. The authority's key
-//! stays with the operator.
+//! the robot; [`page`] is about browsers. [`revoke`] locks out every owner of a certificate, and [`renew`] replaces all
+//! keys. The authority's key stays with the operator.
 //!
 //! Certificates do not expire, because a robot's clock may start in 1970.
 
 mod bundle;
+mod p12;
+pub mod page;
 mod renew;
 mod revoke;
 

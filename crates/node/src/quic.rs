@@ -14,6 +14,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::rustls::crypto::CryptoProvider;
 use quinn::rustls::pki_types::pem::PemObject;
 use quinn::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use quinn::rustls::server::danger::ClientCertVerifier;
 use quinn::rustls::server::WebPkiClientVerifier;
 use quinn::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use quinn::{Connection, ConnectionError, Endpoint, MtuDiscoveryConfig};
@@ -102,6 +103,26 @@ impl Credentials {
         self.chain.first()
     }
 
+    /// Returns the robot's own certificate and those that connect it with older authorities.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// Returns the implementation of cryptography.
+    pub fn provider(&self) -> Arc<CryptoProvider> {
+        self.provider.clone()
+    }
+
+    /// Returns what admits clients.
+    pub fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+        let Some(roots) = &self.roots else {
+            return Ok(Arc::new(Anybody(self.provider.clone())));
+        };
+        WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
+            .build()
+            .map_err(unusable)
+    }
+
     /// Returns the configuration of an endpoint on a socket, the same in all starts of this robot.
     pub fn endpoint(&self, ground: &dyn Ground, socket: &dyn Bound) -> quinn::EndpointConfig {
         let mut config = crate::resets::endpoint(self.key.secret_der());
@@ -117,12 +138,7 @@ impl Credentials {
 
     /// Returns the server configuration for a protocol: accepts admitted peers.
     pub fn server(&self, protocol: &[u8]) -> Result<quinn::ServerConfig, Error> {
-        let verifier = match &self.roots {
-            Some(roots) => WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone())
-                .build()
-                .map_err(unusable)?,
-            None => Arc::new(Anybody(self.provider.clone())),
-        };
+        let verifier = self.verifier()?;
         let config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(unusable)?;

@@ -45,6 +45,11 @@ enum Command {
         #[command(flatten)]
         team: TeamFile,
     },
+    /// Make the files that a browser needs to open the page of 'coorp watch --web' from another machine
+    Browser {
+        #[command(flatten)]
+        team: TeamFile,
+    },
     /// Revoke a robot's keys: sign a list that the robots pass on to each other
     Revoke {
         /// The name of a robot, or @operator
@@ -77,6 +82,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let text = match &args.command {
         Command::Init { team } => init(&team.file)?,
         Command::Bundle { name, team } => bundle(name, &team.file)?,
+        Command::Browser { team } => browser(&team.file)?,
         Command::Install { bundle, team } => install(bundle, &team.file)?,
         Command::Renew { team, finish: true } => finish(&team.file)?,
         Command::Renew { team, finish: false } => renew(&team.file)?,
@@ -113,6 +119,18 @@ fn bundle(name: &str, file: &Path) -> Result<String, Failure> {
     Ok(format!(
         "{made}: everything that {name} needs, its private key included. Copy it there with its mode (scp -p), run \
          'coorp keys install {made}' beside the team file, and delete it on both machines.\n"
+    ))
+}
+
+fn browser(file: &Path) -> Result<String, Failure> {
+    let made = keys::page::browser(&load(file)?, Path::new(""))?;
+    let (identity, authority) = (made.identity.display(), made.authority.display());
+    Ok(format!(
+        "{identity}: the operator's key and certificate. Import it where the page is to be opened, with the password \
+         {}, and delete the file. Anyone with both may watch the team.\n\
+         {authority}: import it there as an authority for web sites. It vouches for addresses and names below .local \
+         alone.\n",
+        made.password
     ))
 }
 

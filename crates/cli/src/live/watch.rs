@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return once(&watch, &team);
     }
     if args.outlets.any() {
-        return web::run(&team, watch, &args.outlets);
+        return web::run(&team, watch, &args.outlets, args.insecure);
     }
     if terminal::is_possible() {
         return terminal::run(&team, watch);

@@ -155,7 +155,7 @@ impl Web {
     }
 }
 
-pub fn json(socket: &mut WebSocket<TcpStream>) -> Value {
+pub fn json<S: Read + Write>(socket: &mut WebSocket<S>) -> Value {
     match socket.read().unwrap() {
         Message::Text(text) => serde_json::from_str(text.as_str()).unwrap(),
         other => panic!("{other:?}"),

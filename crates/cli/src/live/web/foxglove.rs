@@ -13,7 +13,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use coorp_team::Team;
@@ -21,8 +20,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tungstenite::{Error, Message, WebSocket};
 
+use super::door::{Names, Stream};
 use super::feed::TELL_EVERY;
-use super::http::{self, asked, has, header, is_own, is_upgrade, respond, upgrade, Refusal, Request, VIEWERS_MAX};
+use super::http::{self, asked, has, header, is_upgrade, respond, upgrade, Refusal, Request, VIEWERS_MAX};
 use super::hub::{Hub, Viewer};
 use super::layout;
 use super::stream::{Block, Channel};
@@ -104,8 +104,8 @@ impl Foxglove {
 }
 
 impl http::Site for Foxglove {
-    fn answer(&self, mut stream: TcpStream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()> {
-        match route(request) {
+    fn answer(&self, mut stream: Stream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()> {
+        match route(request, stream.names()) {
             Ok(Route::Help) => {
                 let text =
                     "Foxglove's WebSocket is here: open a Foxglove WebSocket connection to ws:// and this address.\n\
@@ -133,8 +133,8 @@ impl http::Site for Foxglove {
 }
 
 /// What a request asks for, if it may. The path does not matter to a WebSocket.
-fn route(request: &Request<'_, '_>) -> Result<Route, Refusal> {
-    let (_, path) = asked(request)?;
+fn route(request: &Request<'_, '_>, names: &Names) -> Result<Route, Refusal> {
+    let (_, path) = asked(request, names)?;
     if path == "/layout.json" {
         return Ok(Route::Layout);
     }
@@ -168,7 +168,7 @@ fn may_view(origin: &str) -> bool {
     let host = ["http://", "https://"]
         .iter()
         .find_map(|scheme| origin.strip_prefix(scheme));
-    host.is_some_and(is_own) || ORIGINS.contains(&origin)
+    host.is_some_and(|host| Names::Loopback.have(host)) || ORIGINS.contains(&origin)
 }
 
 /// What one viewer has subscribed to.
@@ -229,7 +229,7 @@ impl Subscriptions {
 
 impl Foxglove {
     /// Tells a viewer what it subscribes to, until it is gone.
-    fn view(&self, mut socket: WebSocket<TcpStream>, mut viewer: Viewer<Arc<Block>>) -> Result<(), Error> {
+    fn view(&self, mut socket: WebSocket<Stream>, mut viewer: Viewer<Arc<Block>>) -> Result<(), Error> {
         socket.write(Message::text(self.info.as_str()))?;
         socket.send(Message::text(self.channels.as_str()))?;
         let (mut subscriptions, mut time_ns) = (Subscriptions::default(), 0);
@@ -286,7 +286,7 @@ mod tests {
         let mut request = Request::new(&mut headers);
         let text = text.replace('\n', "\r\n") + "\r\n\r\n";
         assert!(request.parse(text.as_bytes()).unwrap().is_complete());
-        route(&request).map_err(|(status, _)| status)
+        route(&request, &Names::Loopback).map_err(|(status, _)| status)
     }
 
     fn stream(more: &str) -> Result<Route, &'static str> {

@@ -1,15 +1,15 @@
 //! HTTP for what is viewed: GET, one request a connection, and the opening of a WebSocket.
 //!
-//! A browser on this machine also runs what strangers wrote. Such a page can send requests here, and read the answers if its
-//! name leads here (DNS rebinding). So a request counts only if it names this machine as a loopback address does, and each
-//! site says which pages may open its WebSocket: a browser tells where a page came from. Whoever is slow or says too much is
-//! let go: requests have limits on their bytes and their time, connections and viewers on their number.
+//! A browser also runs what strangers wrote. Such a page can send requests here, and read the answers if its name leads here
+//! (DNS rebinding). So a request counts only if it names this machine as its connection does ([`Names`]), and each site says
+//! which pages may open its WebSocket: a browser tells where a page came from. Whoever is slow or says too much is let go:
+//! requests have limits on their bytes and their time, connections and viewers on their number. `door.rs` decides who may
+//! connect.
 //!
-//! Left out: what HTTP has beyond GET, connections for several requests, and other machines (`mod.rs`).
+//! Left out: what HTTP has beyond GET, and connections for several requests.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,10 @@ use ring::digest::{digest, SHA1_FOR_LEGACY_USE_ONLY};
 use tungstenite::protocol::{Role, WebSocketConfig};
 use tungstenite::{Error, Message, Utf8Bytes, WebSocket};
 
-/// Limits on what others can take: connections of a site, those of them that view, the bytes and headers of a request and
-/// the time for it, and the time that a viewer may take nothing.
-const CONNECTIONS_MAX: usize = 32;
+use super::door::{Door, Names, Stream};
+
+/// Limits on what others can take: viewers of a site, the bytes and headers of a request and the time for it, and the time
+/// that a viewer may take nothing. `door.rs` has those on connections.
 pub const VIEWERS_MAX: usize = 12;
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 pub const HEADERS_MAX: usize = 64;
@@ -42,50 +43,29 @@ pub type Request<'h, 'b> = httparse::Request<'h, 'b>;
 /// What answers requests.
 pub trait Site: Send + Sync + 'static {
     /// Answers a request; `rest` came behind it.
-    fn answer(&self, stream: TcpStream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()>;
-}
-
-/// A connection's place among all of a site.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(connections: &Arc<AtomicUsize>) -> Option<Place> {
-        let one_more = |taken| (taken < CONNECTIONS_MAX).then_some(taken + 1);
-        let counted = connections.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
-        counted.ok().map(|_| Place(connections.clone()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
+    fn answer(&self, stream: Stream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()>;
 }
 
 /// Serves until the process ends.
-pub fn serve(listener: &TcpListener, site: &Arc<impl Site>) -> ! {
-    let connections = Arc::default();
+pub fn serve(listener: &TcpListener, door: &Door, site: &Arc<impl Site>) -> ! {
     loop {
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(ACCEPT_AGAIN);
             continue;
         };
-        // Too many: closed without an answer.
-        let Some(place) = Place::take(&connections) else {
+        // One too many is closed without an answer.
+        let Some(admitted) = door.admit(stream) else {
             continue;
         };
         let site = site.clone();
         // A client without an answer retries; the reason why a connection ended does not matter.
-        let _ = std::thread::Builder::new().name("coorp-web".to_owned()).spawn(move || {
-            let _place = place;
-            answer(stream, &*site)
-        });
+        let thread = std::thread::Builder::new().name("coorp-web".to_owned());
+        let _ = thread.spawn(move || answer(admitted.open()?, &*site));
     }
 }
 
-fn answer(mut stream: TcpStream, site: &impl Site) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(WRITE_MAX))?;
+fn answer(mut stream: Stream, site: &impl Site) -> io::Result<()> {
+    stream.tcp().set_write_timeout(Some(WRITE_MAX))?;
     let Some((head, rest)) = read_head(&mut stream)? else {
         return Ok(());
     };
@@ -98,7 +78,7 @@ fn answer(mut stream: TcpStream, site: &impl Site) -> io::Result<()> {
 }
 
 /// Reads a request's head, and what came behind it; `None` if the connection was closed before.
-fn read_head(stream: &mut TcpStream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
+fn read_head(stream: &mut Stream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     const END: &[u8] = b"\r\n\r\n";
     let until = Instant::now() + REQUEST_MAX;
     let mut bytes = Vec::new();
@@ -111,7 +91,7 @@ fn read_head(stream: &mut TcpStream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
         if left.is_zero() || bytes.len() >= REQUEST_BYTES_MAX {
             return Err(ErrorKind::InvalidData.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.tcp().set_read_timeout(Some(left))?;
         let mut part = [0; 1_024];
         match stream.read(&mut part)? {
             0 => return Ok(None),
@@ -120,7 +100,7 @@ fn read_head(stream: &mut TcpStream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     }
 }
 
-pub fn respond(stream: &mut TcpStream, status: &str, kind: &str, more: &str, body: &[&str]) -> io::Result<()> {
+pub fn respond(stream: &mut Stream, status: &str, kind: &str, more: &str, body: &[&str]) -> io::Result<()> {
     let length: usize = body.iter().map(|part| part.len() + 1).sum();
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\
@@ -132,23 +112,18 @@ pub fn respond(stream: &mut TcpStream, status: &str, kind: &str, more: &str, bod
         stream.write_all(part.as_bytes())?;
         stream.write_all(b"\n")?;
     }
-    Ok(())
+    stream.flush()
 }
 
 /// Tells why a request gets nothing.
-pub fn refuse(stream: &mut TcpStream, (status, text): Refusal) -> io::Result<()> {
+pub fn refuse(stream: &mut Stream, (status, text): Refusal) -> io::Result<()> {
     respond(stream, status, "text/plain", "", &[text])
 }
 
 /// The host and path that a request asks for, if it names this machine and only reads.
-pub fn asked<'b>(request: &Request<'_, 'b>) -> Result<(&'b str, &'b str), Refusal> {
-    let host = header(request, "host").filter(|host| is_own(host));
-    let Some(host) = host else {
-        return Err((
-            "403 Forbidden",
-            "this page answers under the names of this machine alone: open http://127.0.0.1, http://localhost or \
-             http://[::1], with the port\n",
-        ));
+pub fn asked<'b>(request: &Request<'_, 'b>, names: &Names) -> Result<(&'b str, &'b str), Refusal> {
+    let Some(host) = header(request, "host").filter(|host| names.have(host)) else {
+        return Err(("403 Forbidden", names.help()));
     };
     if request.method != Some("GET") {
         return Err(("405 Method Not Allowed", "GET it\n"));
@@ -182,17 +157,18 @@ pub fn upgrade(request: &Request<'_, '_>) -> Result<String, Refusal> {
 
 /// Opens a WebSocket with one who says at most so many bytes at once. `more` are further headers.
 pub fn open(
-    mut stream: TcpStream,
+    mut stream: Stream,
     accept: &str,
     more: &str,
     rest: Vec<u8>,
     said_bytes_max: usize,
-) -> io::Result<WebSocket<TcpStream>> {
+) -> io::Result<WebSocket<Stream>> {
     let head = format!(
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
          Sec-WebSocket-Accept: {accept}\r\n{more}\r\n"
     );
     stream.write_all(head.as_bytes())?;
+    stream.flush()?;
     let config = WebSocketConfig::default()
         .read_buffer_size(4 << 10)
         .max_message_size(Some(said_bytes_max))
@@ -201,14 +177,14 @@ pub fn open(
 }
 
 /// Texts that a viewer has sent since the last call, without waiting for more. Everything else ends the connection.
-pub fn hear(socket: &mut WebSocket<TcpStream>) -> Result<Vec<Utf8Bytes>, Error> {
-    socket.get_ref().set_nonblocking(true)?;
+pub fn hear(socket: &mut WebSocket<Stream>) -> Result<Vec<Utf8Bytes>, Error> {
+    socket.get_ref().tcp().set_nonblocking(true)?;
     let said = hear_now(socket);
-    socket.get_ref().set_nonblocking(false)?;
+    socket.get_ref().tcp().set_nonblocking(false)?;
     said
 }
 
-fn hear_now(socket: &mut WebSocket<TcpStream>) -> Result<Vec<Utf8Bytes>, Error> {
+fn hear_now(socket: &mut WebSocket<Stream>) -> Result<Vec<Utf8Bytes>, Error> {
     let mut texts = Vec::new();
     for _ in 0..SAID_MAX {
         match socket.read() {
@@ -250,15 +226,4 @@ pub fn lists(request: &Request<'_, '_>, name: &str, word: &str) -> bool {
 pub fn has(request: &Request<'_, '_>, name: &str) -> bool {
     let mut all = request.headers.iter();
     all.any(|header| header.name.eq_ignore_ascii_case(name))
-}
-
-/// Whether a request's host is a loopback address of this machine, with any port: a tunnel's is another one.
-pub fn is_own(host: &str) -> bool {
-    let (name, port) = match host.strip_prefix("[::1]") {
-        Some(port) => ("localhost", port),
-        None => host.find(':').map_or((host, ""), |colon| host.split_at(colon)),
-    };
-    let is_port =
-        |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
-    (name == "127.0.0.1" || name.eq_ignore_ascii_case("localhost")) && is_port(port)
 }

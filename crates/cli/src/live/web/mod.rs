@@ -9,14 +9,16 @@
 //! | `feed.rs` | from robots' answers to one batch for all viewers |
 //! | `stream.rs` | from batches to messages on channels |
 //! | `hub.rs` | the newest of either, for each viewer at its own speed |
+//! | `door.rs` | who may connect, and TLS |
 //! | `http.rs` | HTTP, and who may read |
 //! | `serve.rs` | the page |
 //! | `foxglove.rs`, `layout.rs` | Foxglove's protocol, and a layout of a team |
 //! | `rerun.rs` | Rerun's viewer and files |
 //!
-//! Left out: other machines. A viewer has no operator's certificate to show, and whoever reaches a port without one would see
-//! the team. `ssh -L` brings a port to a phone or another machine, with ssh's proof of who asks.
+//! Left out: streams to other machines. Viewers other than browsers have no certificate to show, and whoever reaches a port
+//! without one would see the team. `ssh -L` brings a port to another machine, with ssh's proof of who asks.
 
+mod door;
 pub mod feed;
 mod foxglove;
 mod http;
@@ -28,14 +30,16 @@ mod serve;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{mpsc, Arc};
 use std::time::{Duration, SystemTime};
 
 use coorp_core::Instant;
+use coorp_node::keys::page::{self, Page as Keys};
 use coorp_node::watch::{Follower, Watch};
 use coorp_team::Team;
 use tungstenite::Utf8Bytes;
 
+use self::door::Door;
 use self::feed::{ask_every, status_every, Feed, TELL_EVERY};
 use self::foxglove::Foxglove;
 use self::hub::Hub;
@@ -48,18 +52,23 @@ use crate::output;
 const PORT: &str = "8460";
 const FOXGLOVE_PORT: &str = "8765";
 
+/// How many of this machine's addresses are said, and how many notes may wait for a terminal.
+const SHOWN_MAX: usize = 4;
+const NOTES_MAX: usize = 16;
+
 /// How often two clocks are read to compare them.
 const READINGS: usize = 8;
 
 /// Where a team is shown.
 #[derive(Debug, clap::Args)]
 pub struct Outlets {
-    /// Show the team on a page for a browser on this machine, at http://127.0.0.1:8460 or another PORT
-    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = PORT, value_parser = listen)]
+    /// Show the team on a page for a browser on this machine, at http://127.0.0.1:8460 or another PORT; with an ADDRESS of
+    /// this machine, or 0.0.0.0 for all, for browsers elsewhere that have the operator's certificate, over TLS
+    #[arg(long, value_name = "[ADDRESS:]PORT", num_args = 0..=1, default_missing_value = PORT, value_parser = listen)]
     #[arg(conflicts_with = "once")]
     web: Option<SocketAddr>,
     /// Stream the team to Foxglove on this machine, which opens ws://127.0.0.1:8765 or another PORT
-    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = FOXGLOVE_PORT, value_parser = listen)]
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = FOXGLOVE_PORT, value_parser = listen_here)]
     #[arg(conflicts_with = "once")]
     foxglove: Option<SocketAddr>,
     /// Stream the team to Rerun: to its viewer on this machine, or into FILE.rrd; needs Python and its package rerun-sdk
@@ -75,33 +84,92 @@ impl Outlets {
     }
 }
 
-/// Where to listen: PORT or ADDRESS:PORT of this machine alone.
+/// Where to listen: PORT of this machine alone, or ADDRESS:PORT.
 ///
 /// # Errors
-/// If it is neither, or another machine could reach it.
+/// If it is neither.
 fn listen(text: &str) -> Result<SocketAddr, String> {
     let at = match text.parse::<u16>() {
         Ok(port) => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port),
         Err(_) => text.parse::<SocketAddr>().map_err(|_| {
-            format!("'{text}' is no port; the team file comes first, as in 'coorp watch TEAM --web' or '--web PORT'")
+            format!(
+                "'{text}' is no port, nor an address with one as in 192.168.1.5:8460 or [fd00::5]:8460; the team file comes \
+                 first, as in 'coorp watch TEAM --web' or '--web PORT'"
+            )
         })?,
     };
+    Ok(at)
+}
+
+/// Where to listen on this machine alone.
+///
+/// # Errors
+/// If another machine could reach it.
+fn listen_here(text: &str) -> Result<SocketAddr, String> {
+    let at = listen(text)?;
     if at.ip().is_loopback() {
         return Ok(at);
     }
     let port = at.port();
     Err(format!(
-        "what is shown is for this machine alone, because whoever reached it elsewhere could watch the team; from a phone or \
-         another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open 127.0.0.1:{port} there"
+        "streams are for this machine alone, because whoever reached them elsewhere could watch the team; from another \
+         machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open 127.0.0.1:{port} there"
     ))
+}
+
+/// Who may open the page: anybody on this machine, or the operator elsewhere.
+///
+/// # Errors
+/// If the operator's keys cannot be used, or there are none.
+fn door(team: &Team, at: SocketAddr, insecure: bool) -> Result<Door, Failure> {
+    if at.ip().is_loopback() {
+        return Ok(Door::loopback());
+    }
+    if insecure {
+        return Err(Failure::Input(format!(
+            "error: --web {at}: without keys, nobody elsewhere can prove to be the operator: create keys with 'coorp keys \
+             init', or show the page on this machine alone, with --web {}",
+            at.port()
+        )));
+    }
+    let (said, notes) = mpsc::sync_channel::<String>(NOTES_MAX);
+    spawn("coorp-notes", move || notes.iter().for_each(|note| output::note(&note)))?;
+    Ok(Door::operators(Keys::of(team)?, said))
+}
+
+/// Where the page is, for a person.
+fn shown_at(at: SocketAddr) -> String {
+    if at.ip().is_loopback() {
+        return format!("http://{at} (Ctrl-C ends it)");
+    }
+    let port = at.port();
+    let mut all = if at.ip().is_unspecified() {
+        let fits = |address: &IpAddr| at.is_ipv6() || address.is_ipv4();
+        page::addresses().into_iter().filter(fits).collect()
+    } else {
+        vec![at.ip()]
+    };
+    all.truncate(SHOWN_MAX);
+    let mut all: Vec<_> = all
+        .iter()
+        .map(|address| format!("https://{}", SocketAddr::new(*address, port)))
+        .collect();
+    all.extend(door::host().map(|host| format!("https://{}:{port}", page::local_name(&host))));
+    format!(
+        "{} to browsers with the operator's certificate ('coorp keys browser' makes what they need; Ctrl-C ends it)",
+        all.join(" or ")
+    )
 }
 
 /// Shows a team until the process ends, or, with Rerun alone, until that does.
 ///
 /// # Errors
 /// If a port cannot be used, or Rerun fails.
-pub fn run(team: &Team, watch: Watch, outlets: &Outlets) -> Result<(), Failure> {
-    let page = outlets.web.map(|at| bind(at, "--web")).transpose()?;
+pub fn run(team: &Team, watch: Watch, outlets: &Outlets, insecure: bool) -> Result<(), Failure> {
+    let page = match outlets.web {
+        Some(at) => Some((door(team, at, insecure)?, bind(at, "--web")?)),
+        None => None,
+    };
     let foxglove = outlets.foxglove.map(|at| bind(at, "--foxglove")).transpose()?;
     let (pages, streams) = (Arc::<Hub<Utf8Bytes>>::default(), Arc::<Hub<Arc<Block>>>::default());
     let (began, unix) = moment(&watch);
@@ -119,14 +187,16 @@ pub fn run(team: &Team, watch: Watch, outlets: &Outlets) -> Result<(), Failure> 
     let to = (pages.clone(), streams.clone());
     spawn("coorp-tell", move || tell(&watch, &feed, stream, &to))?;
     let mut serving = Vec::new();
-    if let Some((listener, at)) = page {
+    if let Some((door, (listener, at))) = page {
         let site = Arc::new(Page { hub: pages, hello });
-        serving.push(spawn("coorp-page", move || http::serve(&listener, &site))?);
-        output::print(&format!("{} is shown at http://{at} (Ctrl-C ends it)\n", team.name))?;
+        serving.push(spawn("coorp-page", move || http::serve(&listener, &door, &site))?);
+        output::print(&format!("{} is shown at {}\n", team.name, shown_at(at)))?;
     }
     if let Some((listener, at)) = foxglove {
         let site = Foxglove::new(team, &streams, began_ns);
-        serving.push(spawn("coorp-foxglove", move || http::serve(&listener, &site))?);
+        serving.push(spawn("coorp-foxglove", move || {
+            http::serve(&listener, &Door::loopback(), &site)
+        })?);
         output::print(&format!(
             "{} streams to Foxglove: open ws://{at} there, with the layout http://{at}/layout.json (Ctrl-C ends it)\n",
             team.name
@@ -206,12 +276,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_is_for_this_machine_alone() {
+    fn ports_are_for_this_machine_unless_an_address_says_otherwise() {
         assert_eq!(listen("8460").unwrap().to_string(), "127.0.0.1:8460");
         assert_eq!(listen(PORT).unwrap().port(), 8_460);
         assert_eq!(listen("[::1]:80").unwrap().to_string(), "[::1]:80");
-        for elsewhere in ["0.0.0.0:8460", "10.0.0.1:8460", "[::]:8460"] {
-            let why = listen(elsewhere).unwrap_err();
+        for elsewhere in ["0.0.0.0:8460", "10.0.0.1:8460", "[::]:8460", "[::ffff:127.0.0.1]:8460"] {
+            assert!(!listen(elsewhere).unwrap().ip().is_loopback(), "TLS");
+            let why = listen_here(elsewhere).unwrap_err();
             assert!(why.contains("ssh -L 8460:127.0.0.1:8460"), "{why}");
         }
         assert!(listen("team.toml").unwrap_err().contains("coorp watch TEAM --web"));

@@ -5,12 +5,12 @@
 //! ([`AHEAD_MAX`]), and then the newest (`hub.rs`): else, what a slow one has not taken would pile up in its own queue.
 
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tungstenite::{Error, Message, Utf8Bytes, WebSocket};
 
+use super::door::{Names, Stream};
 use super::feed::TELL_EVERY;
 use super::http::{self, asked, has, header, respond, upgrade, Refusal, Request, VIEWERS_MAX};
 use super::hub::{Hub, Viewer};
@@ -45,9 +45,11 @@ enum Route {
 }
 
 impl http::Site for Page {
-    fn answer(&self, mut stream: TcpStream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()> {
-        let page = header(request, "host").map(policy).unwrap_or_default();
-        match route(request) {
+    fn answer(&self, mut stream: Stream, request: &Request<'_, '_>, rest: Vec<u8>) -> io::Result<()> {
+        let socket = stream.names().schemes().1;
+        let page = header(request, "host").map(|host| policy(socket, host));
+        let page = page.unwrap_or_default();
+        match route(request, stream.names()) {
             Ok(Route::Page) => respond(&mut stream, "200 OK", "text/html", &page, &[HTML]),
             Ok(Route::Script) => respond(&mut stream, "200 OK", "text/javascript", "", &[charts::SCRIPTS, SCRIPT]),
             Ok(Route::Style) => respond(&mut stream, "200 OK", "text/css", "", &[charts::STYLES, STYLE]),
@@ -68,23 +70,23 @@ impl http::Site for Page {
 
 /// What the page may load and by whom it may be shown: only what comes from here. Some browsers do not count a WebSocket as
 /// such, unless it is named.
-fn policy(host: &str) -> String {
+fn policy(socket: &str, host: &str) -> String {
     format!(
         "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; \
-         connect-src 'self' ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+         connect-src 'self' {socket}://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
     )
 }
 
 /// Which of the four addresses a request asks for, if it may.
-fn route(request: &Request<'_, '_>) -> Result<Route, Refusal> {
-    let (host, path) = asked(request)?;
+fn route(request: &Request<'_, '_>, names: &Names) -> Result<Route, Refusal> {
+    let (host, path) = asked(request, names)?;
     match path {
         "/" => Ok(Route::Page),
         "/live.js" => Ok(Route::Script),
         "/live.css" => Ok(Route::Style),
         "/live" => {
             // Every browser says where the page is from that opens a WebSocket.
-            let own = format!("http://{host}");
+            let own = format!("{}://{host}", names.schemes().0);
             let is_own = header(request, "origin").is_some_and(|origin| origin.eq_ignore_ascii_case(&own));
             if has(request, "origin") && !is_own {
                 return Err(("403 Forbidden", "only the page from here may ask for this\n"));
@@ -96,10 +98,10 @@ fn route(request: &Request<'_, '_>) -> Result<Route, Refusal> {
 }
 
 /// Sends what is told to a browser, until it is gone or says what it has no reason to say.
-fn view(mut socket: WebSocket<TcpStream>, hello: &str, mut viewer: Viewer<Utf8Bytes>) -> Result<(), Error> {
+fn view(mut socket: WebSocket<Stream>, hello: &str, mut viewer: Viewer<Utf8Bytes>) -> Result<(), Error> {
     socket.send(Message::text(hello))?;
     let (mut sent, mut taken, mut heard) = (0u64, 0u64, Instant::now());
-    loop {
+    while socket.get_mut().may_go_on() {
         // What a browser says is the number of messages that it has taken.
         for said in http::hear(&mut socket)? {
             let newer = said.as_str().parse().map_err(|_| Error::ConnectionClosed)?;
@@ -119,6 +121,7 @@ fn view(mut socket: WebSocket<TcpStream>, hello: &str, mut viewer: Viewer<Utf8By
         }
         std::thread::sleep(TELL_EVERY / 2);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -126,11 +129,15 @@ mod tests {
     use super::*;
 
     fn routed(text: &str) -> Result<Route, &'static str> {
+        routed_at(&Names::Loopback, text)
+    }
+
+    fn routed_at(names: &Names, text: &str) -> Result<Route, &'static str> {
         let mut headers = [httparse::EMPTY_HEADER; http::HEADERS_MAX];
         let mut request = Request::new(&mut headers);
         let text = text.replace('\n', "\r\n") + "\r\n\r\n";
         assert!(request.parse(text.as_bytes()).unwrap().is_complete());
-        route(&request).map_err(|(status, _)| status)
+        route(&request, names).map_err(|(status, _)| status)
     }
 
     const UPGRADE: &str = "Upgrade: websocket\nConnection: keep-alive, Upgrade\nSec-WebSocket-Version: 13\n\
@@ -190,6 +197,32 @@ mod tests {
             let less = format!("GET /live HTTP/1.1\nHost: localhost\n{UPGRADE}").replace(part, "");
             assert_eq!(routed(&less), Err("426 Upgrade Required"), "without {part}");
         }
+    }
+
+    #[test]
+    fn over_tls_only_the_page_of_the_same_address_gets_data() {
+        let names = Names::Own {
+            address: "10.0.0.5".parse().unwrap(),
+            host: Some("laptop".to_owned()),
+        };
+        let live = |host: &str, origin: &str| {
+            let request = format!("GET /live HTTP/1.1\nHost: {host}\n{UPGRADE}\nOrigin: {origin}");
+            routed_at(&names, &request)
+        };
+        assert!(live("10.0.0.5:8460", "https://10.0.0.5:8460").is_ok());
+        assert!(live("laptop.local:8460", "https://laptop.local:8460").is_ok());
+        for origin in [
+            "http://10.0.0.5:8460",
+            "https://10.0.0.5",
+            "https://10.0.0.5:8461",
+            "https://laptop.local:8460",
+            "https://evil.example",
+            "null",
+        ] {
+            assert_eq!(live("10.0.0.5:8460", origin), Err("403 Forbidden"), "{origin}");
+        }
+        assert_eq!(live("evil.example", "https://evil.example"), Err("403 Forbidden"));
+        assert_eq!(live("localhost:8460", "https://localhost:8460"), Err("403 Forbidden"));
     }
 
     #[test]
