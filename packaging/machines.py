@@ -1,6 +1,6 @@
-"""Installs the Debian package on three machines, and checks that their units are a team.
+"""Installs the Debian packages on three machines, and checks that their units are a team.
 
-    sudo python3 packaging/machines.py target/debian/coorp_*.deb     # make machines
+    sudo python3 packaging/machines.py target/debian     # make machines
 
 Each machine is a bare Debian with its own systemd as PID 1, in a container of systemd-nspawn. Its network is that of a
 robot in `coorp emu`, so `wlan0` is on the emulated WiFi. The machines are set up as docs/protect.md says, and the unit
@@ -9,12 +9,13 @@ is the package's, unchanged. Checks:
 - each unit comes up, under its own user, with at most two capabilities and a filter of system calls;
 - `coorp watch`, from outside, shows the three robots;
 - packets between machines pass the agents' TUN;
+- a program in C, compiled here with what `libcoorp-dev` has, runs there as a guest of the agent;
 - systemd starts an agent again after a `kill -9`, and one that hangs;
 - a unit with a wrong team file fails, its journal names the line, and systemd does not try again;
 - `apt-get remove` stops a robot, and leaves rules, routes, interfaces and `rp_filter` as they were.
 
-Needs root, `coorp` ($COORP, target/release/coorp), systemd-nspawn (systemd-container) and mmdebstrap, and says so
-without. The first run fetches a Debian of some 200 MB into the folder `machines` beside the package's. Not checked:
+Needs root, `coorp` ($COORP, target/release/coorp), systemd-nspawn (systemd-container), mmdebstrap and cc, and says so
+without. The first run fetches a Debian of some 200 MB into the folder `machines` beside the packages'. Not checked:
 `DeviceAllow`, where the host's cgroups do not let a container limit devices, and `/dev/net/tun` as udev makes it.
 """
 
@@ -48,6 +49,23 @@ interfaces = ["wlan0"]
 [[robot]]
 name = "r2"
 interfaces = ["wlan0"]
+"""
+PROGRAM = """\
+#include <coorp.h>
+#include <stdio.h>
+
+int main(void) {
+    CoorpNode *node;
+    CoorpPublisher *pose;
+    bool is_guest;
+    if (coorp_node_open("/etc/coorp/team.toml", "r1", NULL, &node) || coorp_node_is_guest(node, &is_guest) ||
+        coorp_publisher_open(node, "pose", 33000000, 0, &pose) || coorp_publisher_put(pose, "here", 4)) {
+        puts(coorp_last_error());
+        return 1;
+    }
+    puts(is_guest ? "a guest" : "the robot");
+    return coorp_node_close(node);
+}
 """
 INCLUDED = "systemd,systemd-sysv,dbus,iproute2,iputils-ping,passwd"
 NETWORK = "ip rule; ip route show table all; ip -brief link; grep . /proc/sys/net/ipv4/conf/*/rp_filter"
@@ -196,6 +214,24 @@ def install(machine: Machine, package: Path) -> None:
     print(f"ok: {robot}: installed, and the unit is up", flush=True)
 
 
+def newest(folder: Path, name: str) -> Path:
+    """Returns the newest version of a package in the folder."""
+    found = sorted(folder.glob(f"{name}_*.deb"), key=os.path.getmtime)
+    return found[-1] if found else sys.exit(f"{folder} has no package {name}: make deb")
+
+
+def compile_program(library: Path, folder: Path) -> None:
+    """Compiles a program in C with the files of the package."""
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(["dpkg-deb", "--extract", library, place], check=True)
+        source = Path(place) / "program.c"
+        source.write_text(PROGRAM)
+        (shared,) = Path(place).glob("usr/lib/*/libcoorp.so")
+        there = [f"-I{place}/usr/include", f"-L{shared.parent}"]
+        command = ["cc", "-std=c11", "-Wall", "-Werror", *there, source, "-lcoorp", "-o", folder / "program"]
+        subprocess.run(command, check=True)
+
+
 def confined(machine: Machine) -> None:
     """Checks which rights the agent has left."""
     process = machine.show("MainPID")
@@ -212,15 +248,19 @@ def confined(machine: Machine) -> None:
 
 def main() -> None:
     coorp = os.environ.get("COORP", str(REPOSITORY / "target" / "release" / "coorp"))
-    package = Path(sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__)).resolve()
-    missing = [tool for tool in ("systemd-nspawn", "mmdebstrap", "nsenter", "ip", coorp) if not shutil.which(tool)]
+    folder = Path(sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__)).resolve()
+    package, library = newest(folder, "coorp"), newest(folder, "libcoorp-dev")
+    needed = ("systemd-nspawn", "mmdebstrap", "nsenter", "ip", "cc", "dpkg-deb", coorp)
+    missing = [tool for tool in needed if not shutil.which(tool)]
     if os.geteuid() != 0 or missing:
         sys.exit(f"needs root, and: {', '.join(missing) or 'nothing else'}")
-    root = debian(package.parents[1] / "machines")
+    root = debian(folder.parent / "machines")
     with contextlib.ExitStack() as stack:
         media = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "media"
         media.mkdir()
         shutil.copy(package, media)
+        shutil.copy(library, media)
+        compile_program(library, media)
         team = media / "team.toml"
         team.write_text(TEAM)
         # The operator's machine, which has all keys. The robots get their own only.
@@ -247,6 +287,9 @@ def main() -> None:
             confined(machine)
         says = r1.inside("ping -c 3 -i 0.2 10.77.0.1; ip route get 10.77.0.1; ip -s link show coorp0")
         check("r1 reaches base through the TUN", " 0% packet loss" in says and "dev coorp0" in says, says)
+
+        said = r1.inside(f"apt-get install --yes /media/{library.name} 2>&1 && /media/program")
+        check("r1: a program in C is a guest of the agent", re.search("^a guest$", said, re.M), said)
 
         base.inside("systemctl kill --signal=KILL coorp@base")
         until("base: killed, and up again", lambda: base.show("NRestarts") == "1" and base.active())

@@ -1,6 +1,6 @@
 """Measures the age of gathered robot states: tables II to V of Dust, beside plain CycloneDDS, Fast DDS and Zenoh.
 
-    pip install . cyclonedds==11.0.1 eclipse-zenoh==1.10.2; sudo apt install g++ libfastrtps-dev
+    pip install . ./live cyclonedds==11.0.1 eclipse-zenoh==1.10.2; sudo apt install g++ libfastrtps-dev
     python studies/fleet.py [--quick] [--markdown] [--robots 10,30,50] [--resume]
     sudo env PATH="$PATH" python studies/fleet.py --hosts [--quick] [--markdown]
 

@@ -2,7 +2,7 @@
 channel.
 
     cargo build --release -p coorp-cli
-    pip install . eclipse-zenoh        # the package `coorp`, and the peer
+    pip install . ./live eclipse-zenoh        # the package `coorp` with its live half, and the peer
     sudo python studies/live.py [--quick] [--markdown]
 
 The study takes some 30 minutes on an otherwise idle machine, and `--quick` about one.

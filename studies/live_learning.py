@@ -1,6 +1,6 @@
 """Compares learning over live nodes with the simulated run, epoch by epoch; and with torch.distributed.
 
-    pip install '.[learn]'
+    pip install '.[learn]' ./live
     sudo python studies/live_learning.py [--quick] [--markdown]
 
 **Live and simulated.** `coorp learn` on examples/navigation.toml with a smaller model and fewer rounds, so that a few
@@ -126,7 +126,7 @@ def skipped() -> str | None:
     """Returns why the study cannot run here, if so."""
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        return f"{', '.join(absent)} missing: pip install '.[learn]'"
+        return f"{', '.join(absent)} missing: pip install '.[learn]' ./live"
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         return "coorp emu needs root and /dev/net/tun"
     return None

@@ -19,6 +19,8 @@ describes it.
 
 `coorp.reactor` runs programs of reactors, inside one robot and between them.
 
+Nodes need the live half, a wheel of its own: `pip install . ./live` in Coorp's source.
+
 Modules that need more than NumPy are imported only on access: `coorp.envs`, `coorp.learn` and `coorp.record`
 (`pip install '.[learn]'` in Coorp's source).
 """
@@ -29,7 +31,21 @@ import importlib
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from coorp._native import BrokenRuleError, InputError, Learning, Result, Session, Team, __version__, check, simulate
+from coorp import _halves
+
+_halves.load(__path__)
+
+from coorp._native import (  # noqa: E402
+    BrokenRuleError,
+    InputError,
+    Learning,
+    Result,
+    Session,
+    Team,
+    __version__,
+    check,
+    simulate,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,9 +146,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
 
         # All remaining names belong to the live half. An ImportError, so that `from coorp import Node` keeps the text.
         if not hasattr(_native, name):
-            raise ImportError(
-                f"coorp.{name} belongs to the live half, which this coorp was built without; "
-                "'pip install .' in Coorp's source builds it with everything"
-            )
+            raise ImportError(f"coorp.{name} needs {_halves.MISSING}")
         return getattr(_native, name)
     raise AttributeError(f"module 'coorp' has no attribute '{name}'")

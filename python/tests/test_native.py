@@ -321,11 +321,3 @@ def test_the_stub_describes_the_module_as_it_is() -> None:
             assert described(node.body) - special == public(kind) - inherited, node.name
             assert all(hasattr(kind, name) for name in special), node.name
     assert all(hasattr(coorp, name) for name in coorp.__all__)
-
-
-def test_a_build_without_the_live_half_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(_native, "Node")
-    with pytest.raises(ImportError, match=r"coorp\.Node belongs to the live half, .* 'pip install \.'"):
-        coorp.Node("team.toml", robot="r1")
-    with pytest.raises(ImportError, match=r"coorp\.Node belongs to the live half"):
-        from coorp import Node  # noqa: F401

@@ -55,12 +55,27 @@ const SWEEP_IS_ELSEWHERE: &str =
 /// Commands of the live half, whose names a program without it knows only for its message.
 const LIVE: [&str; 6] = ["doctor", "keys", "replay", "unprotect", "up", "watch"];
 
-/// Returns what to say if the arguments are for a command that this program was built without.
+/// Options of the live half, with their commands.
+const LIVE_OPTIONS: [(&str, &str); 4] = [
+    ("emu", "--demo"),
+    ("emu", "--faults"),
+    ("emu", "--protect"),
+    ("sim", "--nodes"),
+];
+
+/// Returns what to say if the arguments ask for something that this program was built without.
 fn built_without(arguments: &[OsString]) -> Option<String> {
-    let name = arguments.first()?.to_str().filter(|name| LIVE.contains(name))?;
+    let name = arguments.first()?.to_str()?;
+    let has = |option: &str| arguments.iter().take_while(|it| *it != "--").any(|it| it == option);
+    let option = LIVE_OPTIONS.iter().find(|(of, option)| *of == name && has(option));
+    let asked = match option {
+        Some((_, option)) => format!("{name} {option}"),
+        None if LIVE.contains(&name) => name.to_owned(),
+        None => return None,
+    };
     Some(format!(
-        "error: 'coorp {name}' belongs to the live half, which this coorp was built without; in Coorp's source: cargo \
-         install --path crates/cli, or pip install ."
+        "error: 'coorp {asked}' needs the live half, which this coorp does not have; in Coorp's source: \
+         pip install . ./live, or cargo install --path crates/cli"
     ))
 }
 
@@ -195,15 +210,32 @@ mod tests {
             of_up.contains("'coorp up'") && of_up.contains("cargo install"),
             "{of_up}"
         );
-        assert_eq!((said("sim team.toml"), said("upp")), (None, None));
+        assert!(said("sim team.toml --faults --nodes")
+            .unwrap()
+            .contains("'coorp sim --nodes'"));
+        for other in [
+            "sim team.toml --faults",
+            "emu team.toml --demos",
+            "emu team.toml -- run --demo",
+            "upp",
+        ] {
+            assert_eq!(said(other), None, "{other}");
+        }
     }
 
     #[cfg(all(feature = "live", target_os = "linux"))]
     #[test]
-    fn the_commands_of_the_live_half_are_those() {
+    fn the_commands_and_options_of_the_live_half_are_those() {
         use clap::CommandFactory;
         let all = Cli::command();
         let missing: Vec<_> = LIVE.iter().filter(|name| all.find_subcommand(name).is_none()).collect();
         assert!(missing.is_empty(), "{missing:?}");
+        for (name, option) in LIVE_OPTIONS {
+            let command = all.find_subcommand(name).unwrap();
+            let has = command
+                .get_arguments()
+                .any(|it| it.get_long() == option.strip_prefix("--"));
+            assert!(has, "{name} {option}");
+        }
     }
 }

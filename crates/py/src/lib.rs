@@ -1,5 +1,8 @@
 //! `coorp._native`: the simulator, live robots and the command line for the Python package `coorp`.
 //!
+//! The wheel `coorp` has it without live robots, the wheel `coorp-live` with everything; Python loads one of the two
+//! (`python/coorp/_halves.py`).
+//!
 //! A thin layer: it converts values and decides nothing. Slow operations release the GIL. `python/coorp/_native.pyi`
 //! documents the Python API; `python/tests` tests it.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from coorp._halves import MISSING
 from coorp.reactor.where import refused
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Bridged:
             from coorp import Node
             from coorp._native import Bridge
         except ImportError:
-            raise refused("run: this build of coorp has no live robots; install it with the feature `live`") from None
+            raise refused(f"run: a program over several robots needs {MISSING}") from None
         self.node = Node(self.robot.team, self.robot.name)
         try:
             settings = {**self.settings, "rti": self.robot.robots[0]}

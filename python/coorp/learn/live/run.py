@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from coorp._halves import MISSING
 from coorp.envs import Navigation
 from coorp.learn import checkpoint
 from coorp.learn.driver import Driver
@@ -76,10 +77,7 @@ def prepare(team: Path, policy: str, folder: Path) -> None:
     try:
         from coorp._native import prepare_members
     except ImportError:
-        raise Mend(
-            "--live needs Linux and the live half, which this coorp was built without; "
-            "'pip install .' in Coorp's source builds it with everything"
-        ) from None
+        raise Mend(f"--live needs Linux and {MISSING}") from None
     prepare_members(team, policy, folder)
 
 
