@@ -127,9 +127,9 @@ fn browser(file: &Path) -> Result<String, Failure> {
     let (identity, authority) = (made.identity.display(), made.authority.display());
     Ok(format!(
         "{identity}: the operator's key and certificate. Import it where the page is to be opened, with the password \
-         {}, and delete the file. Anyone with both may watch the team.\n\
+         {}, and delete the file on both machines. Anyone with both may watch the team.\n\
          {authority}: import it there as an authority for web sites. It vouches for addresses and names below .local \
-         alone.\n",
+         alone. Never go on past a browser's warning: a false page could then read the true one.\n",
         made.password
     ))
 }
@@ -159,7 +159,9 @@ fn revoke(name: &str, file: &Path) -> Result<String, Failure> {
     text += &taken_by(&here, list);
     text += &match name {
         OPERATOR => {
-            "There is a new key for the operator; 'coorp keys bundle @operator' is for other machines.\n".to_owned()
+            "There is a new key for the operator; 'coorp keys bundle @operator' is for other machines. Browsers elsewhere need \
+             'coorp keys browser' again: delete the old page.crt on each device.\n"
+                .to_owned()
         }
         _ => format!("For another robot of that name: 'coorp keys init', then 'coorp keys bundle {name}'.\n"),
     };

@@ -1,5 +1,5 @@
 //! The keys of one robot or operator in one file: PEM sections with its key, its certificate, the authority's, and the
-//! list of revoked certificates.
+//! list of revoked certificates. The operator's also has the key and certificates of the page's authority, if there are any.
 //!
 //! [`bundle`] writes the file where the keys were made. [`install`] unpacks it on the robot: it checks that the parts
 //! belong together and to the team, and puts them where a robot looks for them.
@@ -12,7 +12,7 @@ use pem::{EncodeConfig, LineEnding, Pem};
 use rcgen::{KeyPair, PublicKeyData};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{check_private, files, make_folders, name_in, pair, read, write, Identity, AUTHORITY, OPERATOR};
+use super::{check_private, files, make_folders, name_in, page, pair, read, write, Identity, AUTHORITY, OPERATOR};
 use crate::file_name::file_name;
 use crate::member::robot_named;
 use crate::revoked::{List, FILE};
@@ -39,6 +39,10 @@ pub fn bundle(team: &Team, name: &str, into: &Path) -> Result<PathBuf, Error> {
     if revoked.exists() {
         let list = fs::read(&revoked).map_err(|error| Error::at("read", &revoked, error))?;
         text += &encoded(&[&Pem::new(LIST, list)]);
+    }
+    let (certificate, key) = page::files(&team.live.keys);
+    if name == OPERATOR && certificate.exists() && key.exists() {
+        text += &(read(&key)? + &read(&certificate)?);
     }
     let path = into.join(format!("{}.bundle", file_name(name)));
     write(&path, text.as_bytes(), 0o600)?;
@@ -83,6 +87,14 @@ pub fn install(team: &Team, file: &Path) -> Result<String, Error> {
     if let Some(list) = &parts.list {
         write(&folder.join(FILE), list, 0o644)?;
     }
+    if parts.name == OPERATOR {
+        page::forget(folder)?;
+        if let Some((key, certificates)) = &parts.page {
+            let (certificate_file, key_file) = page::files(folder);
+            write(&key_file, key.as_bytes(), 0o600)?;
+            write(&certificate_file, certificates.as_bytes(), 0o644)?;
+        }
+    }
     Ok(parts.name)
 }
 
@@ -101,12 +113,27 @@ struct Parts {
     chain: String,
     authorities: String,
     list: Option<Vec<u8>>,
+    /// The key and the certificates of the page's authority.
+    page: Option<(String, String)>,
 }
 
 impl Parts {
     /// Returns the parts of a bundle; `None` if they do not belong together.
     fn of(text: &str) -> Option<Parts> {
-        let sections = pem::parse_many(text).ok()?;
+        let all = pem::parse_many(text).ok()?;
+        // The second key and what follows are the page's.
+        let mut keys = all.iter().enumerate().filter(|(_, section)| section.tag() == KEY);
+        let (sections, page) = all.split_at(keys.nth(1).map_or(all.len(), |(place, _)| place));
+        let page = match page {
+            [] => None,
+            [key, certificates @ ..] => {
+                let (_, certificate) = X509Certificate::from_der(certificates.first()?.contents()).ok()?;
+                let public = KeyPair::try_from(key.contents()).ok()?.subject_public_key_info();
+                let is_own = certificate.public_key().raw == public.as_slice();
+                let certificates: Vec<&Pem> = certificates.iter().collect();
+                Some(is_own.then(|| (encoded(&[key]), encoded(&certificates)))?)
+            }
+        };
         let tagged = |tag| sections.iter().filter(move |section| section.tag() == tag);
         let own = tagged(CERTIFICATE).next()?;
         let (_, certificate) = X509Certificate::from_der(own.contents()).ok()?;
@@ -122,6 +149,7 @@ impl Parts {
         let fits = certificate.public_key().raw == public.as_slice() && is_signed;
         fits.then_some(Parts {
             name: name_in(own.contents())?,
+            page,
             list,
             key: encoded(&[key]),
             chain: encoded(&chain),

@@ -10,15 +10,15 @@ use quinn::rustls::pki_types::CertificateDer;
 use rcgen::{date_time_ymd, CertificateRevocationListParams, KeyIdMethod, RevokedCertParams, SerialNumber};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{authority_of, certify, failed, files, renew, write, AuthorityKey, OPERATOR};
+use super::{authority_of, certify, failed, files, page, renew, write, AuthorityKey, OPERATOR};
 use crate::ground::Linux;
 use crate::revoked::{List, FILE};
 use crate::wire::Revocations;
 use crate::Error;
 
 /// Revokes the certificate of a robot or of the [`OPERATOR`], and deletes it. Robots refuse the certificate as soon as
-/// they have the new list. Returns the list's number. The operator gets another certificate at once; [`super::init`]
-/// makes one for a robot.
+/// they have the new list. Returns the list's number. The operator gets another certificate at once, and
+/// [`super::page::browser`] makes another authority for the page. [`super::init`] makes a certificate for a robot.
 ///
 /// # Errors
 /// If there is no such certificate, the authority's key or the last list is missing or damaged, or the list is full.
@@ -52,6 +52,10 @@ pub fn revoke(team: &Team, name: &str) -> Result<u64, Error> {
         fs::remove_file(file).map_err(|error| Error::at("delete", file, error))?;
     }
     if name == OPERATOR {
+        // Whoever has the one key may have the other.
+        for folder in folders() {
+            page::forget(folder)?;
+        }
         certify(folder, name, &authority)?;
     }
     Ok(list.number)
