@@ -1,8 +1,8 @@
 //! `coorp watch --web ADDRESS:PORT` from a browser elsewhere: over TLS, for the operator's certificate alone.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -30,6 +30,7 @@ struct Page {
 
 impl Page {
     fn new(field: &Field) -> Page {
+        make(field);
         let mut command = field.command(&["watch", "--web", "0.0.0.0:0"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
@@ -115,13 +116,19 @@ impl Drop for Page {
     }
 }
 
-/// A browser that trusts what `coorp keys browser` says, and shows a certificate: that of `name` in the field's keys.
-fn browser(field: &Field, shows: Option<(&Field, &str)>) -> Arc<ClientConfig> {
+/// Makes what browsers need, and returns the certificate that they trust.
+fn make(field: &Field) -> PathBuf {
     let trusted = field.0.join("page.crt");
     if !trusted.exists() {
         let made = field.run(&["keys", "browser"]);
         assert!(made.status.success(), "{made:?}");
     }
+    trusted
+}
+
+/// A browser that trusts what `coorp keys browser` says, and shows a certificate: that of `name` in the field's keys.
+fn browser(field: &Field, shows: Option<(&Field, &str)>) -> Arc<ClientConfig> {
+    let trusted = make(field);
     let certificates = |file: &Path| -> Vec<CertificateDer<'static>> {
         CertificateDer::pem_file_iter(file)
             .unwrap()
@@ -243,6 +250,39 @@ fn nobody_elsewhere_without_the_operators_certificate_gets_anything() {
 }
 
 #[test]
+fn a_person_may_take_time_to_choose_a_certificate_and_a_request_may_not() {
+    let field = Field::new("trickle", [29_300, 29_320]);
+    let page = Page::new(&field);
+    let operator = browser(&field, Some((&field, "operator")));
+    let mut slow = page.dial(&operator);
+    slow.conn.write_tls(&mut slow.sock).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    slow.write_all(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", page.at).as_bytes())
+        .unwrap();
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // A request within one record of TLS, a byte at a time: it would take 200 s.
+    let Tls { mut conn, mut sock } = page.dial(&operator);
+    while conn.is_handshaking() || conn.wants_write() {
+        conn.complete_io(&mut sock).unwrap();
+    }
+    conn.writer().write_all(&[b'x'; 2_000]).unwrap();
+    let mut record = Vec::new();
+    conn.write_tls(&mut record).unwrap();
+    sock.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let (mut bytes, began) = (record.iter(), Instant::now());
+    // What comes is the end: first TLS's, then TCP's.
+    while sock
+        .read(&mut [0; 64])
+        .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    {
+        assert!(began.elapsed() < LONG, "it goes on");
+        let _ = sock.write(&[*bytes.next().unwrap()]);
+    }
+}
+
+#[test]
 fn a_revoked_operator_loses_the_page_at_once() {
     let field = Field::new("revoked", [29_220, 29_240]);
     let page = Page::new(&field);
@@ -275,6 +315,12 @@ fn without_keys_no_page_is_shown_elsewhere() {
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said.contains("coorp keys init") && said.contains("--web 8460"),
+        "{said}"
+    );
+    let output = field.run(&["watch", "--web", "0.0.0.0:0"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(2) && said.contains("page.pem is missing: 'coorp keys browser'"),
         "{said}"
     );
     let output = field.run(&["watch", "--web", "somewhere:8460"]);

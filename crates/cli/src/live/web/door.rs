@@ -15,16 +15,19 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use coorp_core::admission::{Admission, Limits, Rate, Reason, Share, Ticket, Verdict, HANDSHAKE_MAX};
+use coorp_core::admission::{Admission, Limits, Rate, Reason, Share, Ticket, Verdict};
 use coorp_core::RobotId;
 use coorp_node::keys::page::{local_name, Page};
-use rustls::{AlertDescription, CertificateError, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{AlertDescription, CertificateError, ServerConfig, ServerConnection};
 
 /// The connections of a site, and the addresses of this machine for which a certificate is kept.
 pub const CONNECTIONS_MAX: usize = 32;
 const ADDRESSES_MAX: usize = 64;
 /// After this, a new certificate is made for an address; one is also made if the clock has gone back.
 const CERTIFICATE_MAX: Duration = Duration::from_secs(24 * 3_600);
+/// The time for a handshake: some browsers ask a person meanwhile which certificate to show. If others need its place, it has
+/// only `core::admission`'s shortest time.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
 /// The time for one who was refused to read why.
 const REFUSED_MAX: Duration = Duration::from_millis(500);
 /// How often a viewer's certificate is checked again.
@@ -110,42 +113,90 @@ impl Admitted {
     pub fn open(self) -> io::Result<Stream> {
         self.stream.set_nodelay(true)?;
         match &self.place {
-            Place::Loopback(_) => Ok(Stream {
-                inner: Inner::Plain(self.stream),
-                names: Names::Loopback,
-                place: self.place,
-            }),
+            Place::Loopback(_) => Ok(Stream::new(Inner::Plain(self.stream), Names::Loopback, self.place)),
             Place::Operators(operators, ticket) => {
-                let (tls, names) = operators.open(*ticket, self.stream)?;
-                Ok(Stream {
-                    inner: Inner::Secure {
-                        tls: Box::new(tls),
-                        checked: Instant::now(),
-                    },
-                    names,
-                    place: self.place,
-                })
+                let (secure, names) = operators.open(*ticket, self.stream)?;
+                Ok(Stream::new(Inner::Secure(Box::new(secure)), names, self.place))
             }
         }
     }
 }
 
-/// An open connection.
+/// An open connection. All reads and writes together have a time limit ([`Stream::allow`]).
 pub struct Stream {
     inner: Inner,
+    until: Instant,
+    /// When the certificate was checked again.
+    checked: Option<Instant>,
     names: Names,
     place: Place,
 }
 
 enum Inner {
     Plain(TcpStream),
-    Secure {
-        tls: Box<StreamOwned<ServerConnection, TcpStream>>,
-        checked: Instant,
-    },
+    Secure(Box<Secure>),
+}
+
+/// HTTP within TLS. `rustls::StreamOwned` would read its socket any number of times in one read.
+struct Secure {
+    tls: ServerConnection,
+    socket: TcpStream,
+}
+
+impl Secure {
+    fn read(&mut self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+        loop {
+            match self.tls.reader().read(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            self.send(until)?;
+            limit(&self.socket, until)?;
+            self.tls.read_tls(&mut self.socket)?;
+            if let Err(error) = self.tls.process_new_packets() {
+                // Says why, if that is taken.
+                let _ = self.send(until);
+                return Err(io::Error::other(error));
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8], until: Instant) -> io::Result<usize> {
+        self.send(until)?;
+        let written = self.tls.writer().write(bytes)?;
+        // These bytes are taken, so an error is for the next call.
+        let _ = self.send(until);
+        Ok(written)
+    }
+
+    /// Sends what waits.
+    fn send(&mut self, until: Instant) -> io::Result<()> {
+        while self.tls.wants_write() {
+            limit(&self.socket, until)?;
+            if self.tls.write_tls(&mut self.socket)? == 0 {
+                return Err(ErrorKind::WriteZero.into());
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Stream {
+    fn new(inner: Inner, names: Names, place: Place) -> Stream {
+        Stream {
+            inner,
+            until: Instant::now(),
+            checked: None,
+            names,
+            place,
+        }
+    }
+
+    /// Sets the time for all reads and writes from now on.
+    pub fn allow(&mut self, time: Duration) {
+        self.until = Instant::now() + time;
+    }
+
     /// The names under which this machine is reached here.
     pub fn names(&self) -> &Names {
         &self.names
@@ -154,20 +205,20 @@ impl Stream {
     pub fn tcp(&self) -> &TcpStream {
         match &self.inner {
             Inner::Plain(stream) => stream,
-            Inner::Secure { tls, .. } => &tls.sock,
+            Inner::Secure(secure) => &secure.socket,
         }
     }
 
     /// Returns whether the other end may still view: the operator's certificate may have been revoked.
     pub fn may_go_on(&mut self) -> bool {
-        let (Inner::Secure { tls, checked }, Place::Operators(operators, _)) = (&mut self.inner, &self.place) else {
+        let (Inner::Secure(secure), Place::Operators(operators, _)) = (&self.inner, &self.place) else {
             return true;
         };
-        if checked.elapsed() < CHECK_EVERY {
+        if self.checked.is_some_and(|at| at.elapsed() < CHECK_EVERY) {
             return true;
         }
-        *checked = Instant::now();
-        let certificate = tls.conn.peer_certificates().and_then(|chain| chain.first());
+        self.checked = Some(Instant::now());
+        let certificate = secure.tls.peer_certificates().and_then(|chain| chain.first());
         certificate.is_some_and(|certificate| operators.page.still_admits(certificate))
     }
 }
@@ -175,8 +226,11 @@ impl Stream {
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match &mut self.inner {
-            Inner::Plain(stream) => stream.read(bytes),
-            Inner::Secure { tls, .. } => tls.read(bytes),
+            Inner::Plain(stream) => {
+                limit(stream, self.until)?;
+                stream.read(bytes)
+            }
+            Inner::Secure(secure) => secure.read(bytes, self.until),
         }
     }
 }
@@ -184,31 +238,34 @@ impl Read for Stream {
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.inner {
-            Inner::Plain(stream) => stream.write(bytes),
-            Inner::Secure { tls, .. } => tls.write(bytes),
+            Inner::Plain(stream) => {
+                limit(stream, self.until)?;
+                stream.write(bytes)
+            }
+            Inner::Secure(secure) => secure.write(bytes, self.until),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.inner {
             Inner::Plain(stream) => stream.flush(),
-            Inner::Secure { tls, .. } => tls.flush(),
+            Inner::Secure(secure) => secure.send(self.until),
         }
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Inner::Secure { tls, .. } = &mut self.inner {
+        if let Inner::Secure(secure) = &mut self.inner {
             // TLS says that nothing is missing. Whoever does not take it is gone.
-            tls.conn.send_close_notify();
-            let _ = tls.flush();
+            secure.tls.send_close_notify();
+            let _ = secure.send(self.until);
         }
     }
 }
 
-/// The names under which a connection may ask for this machine: a page of another name has no business here, even if its
-/// name leads here (DNS rebinding).
+/// The names under which a connection may ask for this machine. A page of another name has no business here, even if its name
+/// leads here (DNS rebinding).
 #[derive(Debug, PartialEq)]
 pub enum Names {
     Loopback,
@@ -225,13 +282,16 @@ impl Names {
         };
         let port = &host[name.len()..];
         let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+        let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+        let address = bare.unwrap_or(name).parse::<IpAddr>().ok();
         is_port
             && match self {
-                Names::Loopback => ["127.0.0.1", "[::1]"].contains(&name) || name.eq_ignore_ascii_case("localhost"),
-                Names::Own { address, host } => {
-                    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+                Names::Loopback => {
+                    address.is_some_and(|address| address.is_loopback()) || name.eq_ignore_ascii_case("localhost")
+                }
+                Names::Own { address: own, host } => {
                     let is_host = |host: &String| name.eq_ignore_ascii_case(&local_name(host));
-                    bare.unwrap_or(name).parse() == Ok(*address) || host.as_ref().is_some_and(is_host)
+                    address == Some(*own) || host.as_ref().is_some_and(is_host)
                 }
             }
     }
@@ -342,12 +402,8 @@ impl Operators {
         Some(ticket)
     }
 
-    fn open(
-        &self,
-        ticket: Ticket,
-        mut stream: TcpStream,
-    ) -> io::Result<(StreamOwned<ServerConnection, TcpStream>, Names)> {
-        let until = Instant::now() + Duration::from_nanos(HANDSHAKE_MAX.as_nanos());
+    fn open(&self, ticket: Ticket, mut stream: TcpStream) -> io::Result<(Secure, Names)> {
+        let until = Instant::now() + HANDSHAKE_MAX;
         let from = stream.peer_addr()?.ip().to_canonical();
         let address = stream.local_addr()?.ip().to_canonical();
         let config = self.config(address)?;
@@ -375,7 +431,11 @@ impl Operators {
             return Err(ErrorKind::QuotaExceeded.into());
         }
         let host = self.host.clone();
-        Ok((StreamOwned::new(connection, stream), Names::Own { address, host }))
+        let secure = Secure {
+            tls: connection,
+            socket: stream,
+        };
+        Ok((secure, Names::Own { address, host }))
     }
 
     fn on_ended(&self, ticket: Ticket) {
@@ -467,9 +527,10 @@ impl Failed {
                 | AlertDescription::CertificateUnknown
                 | AlertDescription::DecryptError
                 | AlertDescription::CertificateExpired,
-            ) => "it does not trust the page; import page.crt there, which 'coorp keys browser' makes",
+            ) => "it does not trust the page; import page.crt there, of 'coorp keys browser', and then restart 'coorp watch'",
             rustls::Error::General(_) => {
-                "the list of revoked certificates cannot be read; 'coorp watch' without --web says why"
+                "the list of revoked certificates cannot be read with the keys of when 'coorp watch' began: restart \
+                 'coorp watch', which also says what is damaged"
             }
             _ => "its TLS does not fit",
         })

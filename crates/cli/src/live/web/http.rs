@@ -1,17 +1,18 @@
 //! HTTP for what is viewed: GET, one request a connection, and the opening of a WebSocket.
 //!
 //! A browser also runs what strangers wrote. Such a page can send requests here, and read the answers if its name leads here
-//! (DNS rebinding). So a request counts only if it names this machine as its connection does ([`Names`]), and each site says
-//! which pages may open its WebSocket: a browser tells where a page came from. Whoever is slow or says too much is let go:
-//! requests have limits on their bytes and their time, connections and viewers on their number. `door.rs` decides who may
-//! connect.
+//! (DNS rebinding). So a request counts only if it names this machine as its connection does ([`Names`]). Each site says which
+//! pages may open its WebSocket: a browser tells where a page came from.
+//!
+//! Whoever is slow or says too much is let go. Requests have limits on their bytes and their time, connections and viewers on
+//! their number. `door.rs` decides who may connect.
 //!
 //! Left out: what HTTP has beyond GET, and connections for several requests.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use data_encoding::BASE64;
 use ring::digest::{digest, SHA1_FOR_LEGACY_USE_ONLY};
@@ -20,13 +21,14 @@ use tungstenite::{Error, Message, Utf8Bytes, WebSocket};
 
 use super::door::{Door, Names, Stream};
 
-/// Limits on what others can take: viewers of a site, the bytes and headers of a request and the time for it, and the time
-/// that a viewer may take nothing. `door.rs` has those on connections.
+/// Limits on what others can take: viewers of a site, and a request's bytes, headers and time. Then those on the time for an
+/// answer, and on a viewer's for what it is told at once. `door.rs` has those on connections.
 pub const VIEWERS_MAX: usize = 12;
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 pub const HEADERS_MAX: usize = 64;
 const REQUEST_MAX: Duration = Duration::from_secs(2);
-const WRITE_MAX: Duration = Duration::from_secs(5);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+const TELL_MAX: Duration = Duration::from_secs(5);
 /// The number of messages from a viewer that are read between two of ours.
 const SAID_MAX: usize = 64;
 /// After this, another attempt to accept a connection, if descriptors have run out.
@@ -65,10 +67,14 @@ pub fn serve(listener: &TcpListener, door: &Door, site: &Arc<impl Site>) -> ! {
 }
 
 fn answer(mut stream: Stream, site: &impl Site) -> io::Result<()> {
-    stream.tcp().set_write_timeout(Some(WRITE_MAX))?;
+    stream.allow(REQUEST_MAX);
     let Some((head, rest)) = read_head(&mut stream)? else {
         return Ok(());
     };
+    if !stream.may_go_on() {
+        return Ok(());
+    }
+    stream.allow(ANSWER_MAX);
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = Request::new(&mut headers);
     if request.parse(&head).is_ok_and(|parsed| parsed.is_complete()) {
@@ -80,18 +86,15 @@ fn answer(mut stream: Stream, site: &impl Site) -> io::Result<()> {
 /// Reads a request's head, and what came behind it; `None` if the connection was closed before.
 fn read_head(stream: &mut Stream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     const END: &[u8] = b"\r\n\r\n";
-    let until = Instant::now() + REQUEST_MAX;
     let mut bytes = Vec::new();
     loop {
         if let Some(end) = bytes.windows(END.len()).position(|window| window == END) {
             let rest = bytes.split_off(end + END.len());
             return Ok(Some((bytes, rest)));
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || bytes.len() >= REQUEST_BYTES_MAX {
+        if bytes.len() >= REQUEST_BYTES_MAX {
             return Err(ErrorKind::InvalidData.into());
         }
-        stream.tcp().set_read_timeout(Some(left))?;
         let mut part = [0; 1_024];
         match stream.read(&mut part)? {
             0 => return Ok(None),
@@ -176,8 +179,10 @@ pub fn open(
     Ok(WebSocket::from_partially_read(stream, rest, Role::Server, Some(config)))
 }
 
-/// Texts that a viewer has sent since the last call, without waiting for more. Everything else ends the connection.
+/// Texts that a viewer has sent since the last call, without waiting for more. Everything else ends the connection. What is
+/// told until the next call has [`TELL_MAX`].
 pub fn hear(socket: &mut WebSocket<Stream>) -> Result<Vec<Utf8Bytes>, Error> {
+    socket.get_mut().allow(TELL_MAX);
     socket.get_ref().tcp().set_nonblocking(true)?;
     let said = hear_now(socket);
     socket.get_ref().tcp().set_nonblocking(false)?;

@@ -62,8 +62,8 @@ const READINGS: usize = 8;
 /// Where a team is shown.
 #[derive(Debug, clap::Args)]
 pub struct Outlets {
-    /// Show the team on a page for a browser on this machine, at http://127.0.0.1:8460 or another PORT; with an ADDRESS of
-    /// this machine, or 0.0.0.0 for all, for browsers elsewhere that have the operator's certificate, over TLS
+    /// Show the team on a page for browsers on this machine, at http://127.0.0.1:8460 or another PORT. An ADDRESS of this
+    /// machine, or 0.0.0.0 for all, is for browsers elsewhere, over TLS and with the operator's certificate
     #[arg(long, value_name = "[ADDRESS:]PORT", num_args = 0..=1, default_missing_value = PORT, value_parser = listen)]
     #[arg(conflicts_with = "once")]
     web: Option<SocketAddr>,
@@ -98,7 +98,13 @@ fn listen(text: &str) -> Result<SocketAddr, String> {
             )
         })?,
     };
-    Ok(at)
+    // An IPv4 address in IPv6's writing is that address.
+    Ok(match at {
+        SocketAddr::V6(six) if six.ip().to_ipv4_mapped().is_some() => {
+            SocketAddr::new(six.ip().to_canonical(), six.port())
+        }
+        at => at,
+    })
 }
 
 /// Where to listen on this machine alone.
@@ -280,7 +286,10 @@ mod tests {
         assert_eq!(listen("8460").unwrap().to_string(), "127.0.0.1:8460");
         assert_eq!(listen(PORT).unwrap().port(), 8_460);
         assert_eq!(listen("[::1]:80").unwrap().to_string(), "[::1]:80");
-        for elsewhere in ["0.0.0.0:8460", "10.0.0.1:8460", "[::]:8460", "[::ffff:127.0.0.1]:8460"] {
+        assert_eq!(listen("[::ffff:127.0.0.1]:8460").unwrap().to_string(), "127.0.0.1:8460");
+        assert_eq!(listen("[::ffff:10.0.0.5]:8460").unwrap().to_string(), "10.0.0.5:8460");
+        assert_eq!(listen("[fe80::5%2]:8460").unwrap().to_string(), "[fe80::5%2]:8460");
+        for elsewhere in ["0.0.0.0:8460", "10.0.0.1:8460", "[::]:8460"] {
             assert!(!listen(elsewhere).unwrap().ip().is_loopback(), "TLS");
             let why = listen_here(elsewhere).unwrap_err();
             assert!(why.contains("ssh -L 8460:127.0.0.1:8460"), "{why}");

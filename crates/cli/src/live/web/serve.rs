@@ -145,7 +145,14 @@ mod tests {
 
     #[test]
     fn only_this_machines_own_names_are_answered() {
-        for host in ["127.0.0.1:8460", "localhost", "LOCALHOST:1", "[::1]:8460", "[::1]"] {
+        for host in [
+            "127.0.0.1:8460",
+            "127.0.0.2:8460",
+            "localhost",
+            "LOCALHOST:1",
+            "[::1]:8460",
+            "[::1]",
+        ] {
             assert_eq!(
                 routed(&format!("GET / HTTP/1.1\nHost: {host}")),
                 Ok(Route::Page),
@@ -155,6 +162,7 @@ mod tests {
         for host in [
             "evil.example:8460",
             "127.0.0.1.evil.example",
+            "127.evil.example",
             "localhost.evil.example:8460",
             "10.0.0.1:8460",
             "127.0.0.1:x",
