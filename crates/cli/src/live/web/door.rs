@@ -510,7 +510,7 @@ impl Failed {
                 "it shows a robot's certificate; only the operator's opens the page"
             }
             rustls::Error::InvalidCertificate(CertificateError::Revoked) => {
-                "its certificate is revoked; 'coorp keys browser' makes a file with the present one"
+                "its certificate is revoked; 'coorp keys browser' makes new files; then restart 'coorp watch'"
             }
             rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext { .. } | CertificateError::NotValidYet)
             | rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { .. } | CertificateError::Expired) => {
@@ -527,7 +527,10 @@ impl Failed {
                 | AlertDescription::CertificateUnknown
                 | AlertDescription::DecryptError
                 | AlertDescription::CertificateExpired,
-            ) => "it does not trust the page; import page.crt there, of 'coorp keys browser', and then restart 'coorp watch'",
+            ) => {
+                "it does not trust the page; import page.crt there, which 'coorp keys browser' makes; if that is newer than \
+                 this 'coorp watch', restart it"
+            }
             rustls::Error::General(_) => {
                 "the list of revoked certificates cannot be read with the keys of when 'coorp watch' began: restart \
                  'coorp watch', which also says what is damaged"
