@@ -289,7 +289,12 @@ fn a_revoked_operator_loses_the_page_at_once() {
     let stolen = browser(&field, Some((&field, "operator")));
     let mut socket = page.view(&stolen);
     assert_eq!(json(&mut socket)["kind"], "hello");
-    assert!(field.run(&["keys", "revoke", "@operator"]).status.success());
+    let revoked = field.run(&["keys", "revoke", "@operator"]);
+    let said = String::from_utf8(revoked.stdout).unwrap();
+    assert!(
+        revoked.status.success() && said.contains("delete the old page.crt"),
+        "{said}"
+    );
     let began = Instant::now();
     while socket.read().is_ok() {
         assert!(began.elapsed() < LONG, "it goes on");

@@ -129,9 +129,11 @@ impl Parts {
             [key, certificates @ ..] => {
                 let (_, certificate) = X509Certificate::from_der(certificates.first()?.contents()).ok()?;
                 let public = KeyPair::try_from(key.contents()).ok()?.subject_public_key_info();
-                let is_own = certificate.public_key().raw == public.as_slice();
+                if certificate.public_key().raw != public.as_slice() {
+                    return None;
+                }
                 let certificates: Vec<&Pem> = certificates.iter().collect();
-                Some(is_own.then(|| (encoded(&[key]), encoded(&certificates)))?)
+                Some((encoded(&[key]), encoded(&certificates)))
             }
         };
         let tagged = |tag| sections.iter().filter(move |section| section.tag() == tag);

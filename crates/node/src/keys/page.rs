@@ -9,8 +9,8 @@
 //!
 //! Constraints limit this authority to addresses and to names below `.local`. A thief of its key cannot pose to a browser as
 //! a web site with a name. Browsers may ignore constraints in a certificate that they trust directly (RFC 5280, 6.2), but not
-//! in one between it and the page's. So a root signs the authority's certificate, and its key is forgotten at once. Browsers
-//! trust the root.
+//! in one between it and the page's. So a root signs the authority's certificate, and browsers trust the root. The root's key
+//! is kept nowhere.
 //!
 //! All this protects only people who do not go on past a browser's warning. A page in between that one has accepted runs its
 //! script under the address of the true one. Its browser then shows the operator's certificate to the true page, and the
@@ -392,7 +392,11 @@ mod tests {
         };
         let accepts = |params: CertificateParams, name: &'static str| {
             let made = params.signed_by(&KeyPair::generate().unwrap(), &page.authority.issuer);
-            accepts_chain(made.unwrap().der(), &[page.authority.certificate.clone()], name)
+            accepts_chain(
+                made.unwrap().der(),
+                std::slice::from_ref(&page.authority.certificate),
+                name,
+            )
         };
         let here = || named("10.0.0.5".parse().unwrap(), Some("laptop")).unwrap();
         assert!(accepts(here(), "10.0.0.5") && accepts(here(), "laptop.local"));
