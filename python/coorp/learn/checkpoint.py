@@ -113,7 +113,7 @@ def load_any_model(path: Path, shape: Shape) -> Network | Driver:
     """The same, but the weights can also be a driver's, with or without eyes."""
     found, weights = _read_model(path)
     driver = Driver(Eyes() if any(name.startswith("eyes.") for name in weights) else None)
-    if found == driver.shape and "object.weight" in weights:
+    if found == driver.shape:
         return _loaded(path, driver, weights)
     _check_shape(path, found, shape)
     return _loaded(path, Network(**shape), weights)
