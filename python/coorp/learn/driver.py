@@ -1,5 +1,5 @@
-"""The driver: a policy that reads poses, goals and measured obstacles, and drives well. With eyes (eyes.py), it finds
-obstacles in the robots' images instead.
+"""The driver: a policy that reads poses, goals and measured obstacles, and drives well. With eyes (eyes.py), it drives
+each robot by its own image, pose, velocity and goal alone: it finds obstacles and other robots in the image.
 
 A small network sees what is around each robot: the other robots, from what they tell the leader (pose, velocity, goal),
 the obstacles that this robot measures (`coorp.envs.NEARBY_FIELDS`), and the walls. Each is one object, described in the
@@ -74,10 +74,13 @@ class Driver(nn.Module):
     @torch.inference_mode()
     def act(self, images: NDArray[np.uint8], vectors: Floats) -> Floats:
         """Returns the actions (robots, 2) for one loop."""
-        if self.eyes is not None:
-            found = self.eyes.measure(images, NEARBY)
-            vectors = np.concatenate([vectors, found.reshape(len(vectors), -1)], axis=1)
-        return ACTIONS[self(*inputs(vectors[None], self._limits))[0].argmax(-1).numpy()]
+        if self.eyes is None:
+            teams = vectors[None]
+        else:  # Each robot is alone, with what it sees.
+            found = self.eyes.measure(images, NEARBY).reshape(len(vectors), -1)
+            teams = np.concatenate([vectors, found], axis=1)[:, None]
+        logits = self(*inputs(teams, np.repeat(self._limits, len(teams), axis=0)))
+        return ACTIONS[logits.argmax(-1).numpy().reshape(-1)]
 
 
 ACTIONS = (ARCS * [2, 1] - [1, 0]).astype(np.float32)

@@ -96,7 +96,7 @@ def train(eyes: Eyes, steps: int, seed: int) -> None:
     for step in range(steps):
         adam.param_groups[0]["lr"] = RATE * 0.5 * (1 + np.cos(np.pi * step / steps))
         images, obstacles = (np.concatenate(part) for part in zip(*(views(rng) for _ in range(WORLDS)), strict=True))
-        wrong, off = errors(eyes(images), *wanted(obstacles))
+        wrong, off = errors(eyes(images[..., 0]), *wanted(obstacles))
         adam.zero_grad()
         (wrong + off.sum()).backward()
         torch.nn.utils.clip_grad_norm_(eyes.parameters(), GRADIENT_MAX)
