@@ -10,7 +10,7 @@ Poisson's. A robot restarts wherever there is room, at rest, and 1 m from an obs
 soon after a start are counted beside the others.
 
 The planner sees everything and is what the driver imitates. The driver reads poses, goals and the measured positions
-and velocities of obstacles. `images` is the same driver, with eyes that find the obstacles in the robots' images.
+and velocities of obstacles. `images` is the same driver with eyes: each robot's own image, pose, velocity and goal.
 `navigation` is the policy from which `coorp learn` starts: it reads images, and was trained without obstacles at 4.5
 m/s.
 
