@@ -14,9 +14,10 @@ for needed in ("torch", "pettingzoo"):
 import torch  # noqa: E402
 
 from coorp.envs import ARCS, VECTOR_FIELDS, Navigation, Planner, Task  # noqa: E402
-from coorp.learn import checkpoint, fit, imitate  # noqa: E402
+from coorp.learn import checkpoint, fit, imitate, look  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.driver import ACTIONS, NEARBY, Driver, inputs, limits  # noqa: E402
+from coorp.learn.eyes import APART_M, Eyes  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -160,4 +161,75 @@ def test_a_short_training_learns_and_can_be_loaded(tmp_path: Path, monkeypatch: 
     training.driver.adapt(env.task)
     np.testing.assert_array_equal(loaded.act(*env.observe()), training.driver.act(*env.observe()))
     with pytest.raises(CheckpointError, match="a different shape: it takes 49 numbers"):
+        checkpoint.load_model(path, fit.SHAPE)
+
+
+class Told(Eyes):
+    """Eyes that say what they are told of the obstacles, and see no robots."""
+
+    def __init__(self, there: torch.Tensor, numbers: torch.Tensor) -> None:
+        super().__init__()
+        self._says = torch.cat(((there[:, None] - 0.5) * 20, numbers), dim=1)
+        self._says = torch.cat((self._says, torch.full_like(self._says, -10)))
+
+    def forward(self, pictures: np.ndarray) -> torch.Tensor:
+        return self._says
+
+
+def test_eyes_are_taught_what_a_robot_would_measure() -> None:
+    rng = np.random.default_rng(3)
+    count = 0
+    for _ in range(5):
+        images, obstacles = look.views(rng)
+        there, numbers = look.wanted(obstacles)
+        found = Told(there, numbers).measure(images, look.OBSTACLES)
+        for mine, theirs in zip(found, obstacles, strict=True):
+            shown = theirs[(np.abs(theirs[:, :2]) < 3.2).all(axis=1)]
+            apart = np.hypot(*(shown[:, None, :2] - shown[None, :, :2]).transpose(2, 0, 1)) + np.eye(len(shown))
+            alone = shown[apart.min(axis=1, initial=1.0) > 0.6]  # no two of them in one cell
+            for it in alone:
+                assert np.abs(mine - it).max(axis=1).min() < 1e-3
+            assert len(alone) <= np.count_nonzero(mine[:, 4]) <= len(shown)
+            away = np.hypot(*mine[mine[:, 4] > 0, :2].T)
+            assert (np.diff(away) >= 0).all() and not mine[len(away) :].any()
+            count += len(alone)
+    assert count > 300
+
+
+def test_an_obstacle_that_two_cells_have_found_is_one() -> None:
+    there, numbers = torch.zeros(1, 16, 16), torch.zeros(1, 4, 16, 16)
+    there[0, 4, 7:9] = 1
+    for off_px, obstacles in ((2.0 - 4 * APART_M, 1), (2.0 - 6 * APART_M, 2)):
+        numbers[0, 1, 4, 7], numbers[0, 1, 4, 8] = off_px, -off_px
+        [found] = Told(there, numbers).measure(np.zeros((1, 64, 64, 3), dtype=np.uint8), NEARBY)
+        assert np.count_nonzero(found[:, 4]) == obstacles
+
+
+def test_eyes_learn_and_the_driver_sees_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "WORLDS", 1)
+    torch.manual_seed(1)
+    eyes = Eyes()
+    images, obstacles = look.views(np.random.default_rng(4))
+
+    def error() -> float:
+        return look.errors(eyes(images[..., 0]), *look.wanted(obstacles))[0].item()
+
+    before = error()
+    look.train(eyes, steps=30, seed=1)
+    assert error() < 0.5 * before
+    # As if the eyes had learnt: what they find is what the driver reads.
+    env, net = world(5), driver()
+    images, vectors = env.observe()
+    net.adapt(env.task)
+    path = tmp_path / "images.pt"
+    sighted = Driver(eyes)
+    sighted.load_state_dict(sighted.state_dict() | net.state_dict())
+    checkpoint.save_model(path, sighted, "a test")
+    loaded = fit.load(path, env.task)
+    assert isinstance(loaded, Driver) and loaded.eyes is not None and loaded.nearby == 0
+    own = vectors[:, : len(VECTOR_FIELDS)]
+    measured = np.concatenate([own, eyes.measure(images, NEARBY).reshape(5, -1)], axis=1)
+    alone = [net.act(images, row[None])[0] for row in measured]
+    np.testing.assert_array_equal(loaded.act(images, own), alone)
+    with pytest.raises(CheckpointError, match="belong to another network"):
         checkpoint.load_model(path, fit.SHAPE)

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 import coorp  # noqa: E402
 from coorp.envs import Navigation, Task  # noqa: E402
-from coorp.learn import checkpoint, fit, imitate, ppo, pretrain  # noqa: E402
+from coorp.learn import checkpoint, fit, imitate, look, ppo, pretrain  # noqa: E402
 from coorp.learn.checkpoint import CheckpointError  # noqa: E402
 from coorp.learn.cosim import Cosim  # noqa: E402
 from coorp.learn.driver import NEARBY  # noqa: E402
@@ -759,7 +759,9 @@ def test_the_default_speed_is_the_default_tasks() -> None:
     assert _parser().parse_args(["team.toml"]).speed == fit.SPEED_MPS == Task().max_speed_mps
 
 
-@pytest.mark.parametrize(("command", "name"), [(pretrain, "navigation.pt"), (imitate, "driver.pt")])
+@pytest.mark.parametrize(
+    ("command", "name"), [(pretrain, "navigation.pt"), (imitate, "driver.pt"), (look, "images.pt")]
+)
 def test_training_keeps_the_shipped_weights(
     command: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -768,13 +770,14 @@ def test_training_keeps_the_shipped_weights(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pretrain, "pretrain", lambda *_: fit.fresh())
     monkeypatch.setattr(imitate.Imitation, "run", lambda *_: None)
+    monkeypatch.setattr(look, "train", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["train", *(["--rounds", "1"] if command is imitate else [])])
     assert command.main() == 0
     fit.load(tmp_path / name, Task())
     assert shipped.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("command", [pretrain, imitate])
+@pytest.mark.parametrize("command", [pretrain, imitate, look])
 @pytest.mark.parametrize(("out", "why"), [("/proc/nowhere/it.pt", "cannot be written"), (".", "is a folder")])
 def test_training_does_not_start_without_a_place_for_the_weights(
     command: ModuleType,
@@ -788,17 +791,19 @@ def test_training_does_not_start_without_a_place_for_the_weights(
     monkeypatch.setattr(sys, "argv", ["train", "--out", out])
     monkeypatch.setattr(pretrain, "pretrain", lambda *_: pytest.fail("it trains"))
     monkeypatch.setattr(imitate, "Imitation", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(look, "train", lambda *_: pytest.fail("it trains"))
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 2
     assert why in capsys.readouterr().err
 
 
-def test_the_shipped_driver_drives() -> None:
-    assert fit.DRIVER.stat().st_size < 2_000_000
+@pytest.mark.parametrize(("weights", "nearby"), [(fit.DRIVER, NEARBY), (fit.IMAGES, 0)])
+def test_the_shipped_drivers_drive(weights: Path, nearby: int) -> None:
+    assert weights.stat().st_size < 2_000_000
     task = Task.at(1.5)
-    driver = fit.load(fit.DRIVER, task)
-    env = Navigation("unknown", task=task, endless=True, nearby=NEARBY)
+    driver = fit.load(weights, task)
+    env = Navigation("unknown", task=task, endless=True, nearby=nearby)
     env.reset(seed=11)
     for step in range(1, 120 * 30):
         for robot, velocity in enumerate(fit.velocities(driver.act(*env.observe()), task)):
@@ -808,16 +813,16 @@ def test_the_shipped_driver_drives() -> None:
     assert env.tally().arrivals.sum() > 80
 
 
-def test_the_command_drives_the_driver(team: Path, model: Path, tmp_path: Path) -> None:
+def test_the_command_drives_the_drivers(team: Path, model: Path, tmp_path: Path) -> None:
     out = ["--minutes", "0.5", "--frozen", "--no-gif", "--no-report", "--out", str(tmp_path)]
     results = {}
-    for speed, weights in (("1.5", "driver"), ("3", "driver"), ("1.5", str(model))):
+    for speed, weights in (("1.5", "driver"), ("3", "driver"), ("1.5", str(model)), ("1.5", "images")):
         assert main([str(team), "--speed", speed, "--model", weights, "--overwrite", *out]) == 0
         results[speed, weights] = Outcome.load(tmp_path / "small-seed1" / "coorp-bsp-frozen" / "outcome.json")
-    slow, fast, other = results.values()
-    assert slow.loops == fast.loops == other.loops, "what robots do does not change when things happen"
+    slow, fast, other, seeing = results.values()
+    assert slow.loops == fast.loops == other.loops == seeing.loops, "what robots do does not change when things happen"
     assert fast.arrivals > 1.5 * slow.arrivals > 5
-    assert slow.success > 0.8 > other.success, "the other one is untrained"
+    assert min(slow.success, seeing.success) > 0.8 > other.success, "the other one is untrained"
     assert slow.to_goal_s > 1.5 * fast.to_goal_s
     assert slow.setting["--speed"] == 1.5
 

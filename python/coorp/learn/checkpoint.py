@@ -21,6 +21,7 @@ import torch
 
 from coorp.learn.driver import Driver
 from coorp.learn.errors import Mend
+from coorp.learn.eyes import Eyes
 from coorp.learn.network import Network, Shape
 from coorp.sweep.files import replace
 
@@ -109,9 +110,9 @@ def load_model(path: Path, shape: Shape) -> Network:
 
 
 def load_any_model(path: Path, shape: Shape) -> Network | Driver:
-    """The same, but the weights can also be a driver's."""
-    driver = Driver()
+    """The same, but the weights can also be a driver's, with or without eyes."""
     found, weights = _read_model(path)
+    driver = Driver(Eyes() if any(name.startswith("eyes.") for name in weights) else None)
     if found == driver.shape:
         return _loaded(path, driver, weights)
     _check_shape(path, found, shape)

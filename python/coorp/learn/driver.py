@@ -1,4 +1,5 @@
-"""The driver: a policy that reads poses, goals and measured obstacles instead of images, and drives well.
+"""The driver: a policy that reads poses, goals and measured obstacles, and drives well. With eyes (eyes.py), it drives
+each robot by its own image, pose, velocity and goal alone: it finds obstacles and other robots in the image.
 
 A small network sees what is around each robot: the other robots, from what they tell the leader (pose, velocity, goal),
 the obstacles that this robot measures (`coorp.envs.NEARBY_FIELDS`), and the walls. Each is one object, described in the
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from coorp import _native
 from coorp.envs import ARCS, NEARBY_FIELDS, VECTOR_FIELDS, Task
+from coorp.learn.eyes import Eyes
 
 if TYPE_CHECKING:
     from coorp.learn.network import Shape
@@ -38,12 +40,14 @@ Floats = NDArray[np.float32]
 
 
 class Driver(nn.Module):
-    """Chooses among `ARCS`. The input per robot is the vector of `Navigation.observe` with `NEARBY` obstacles; images
-    are not read."""
+    """Chooses among `ARCS`. The input per robot is the vector of `Navigation.observe` with `NEARBY` obstacles; with
+    eyes, it is the vector without any, and the image."""
 
-    def __init__(self) -> None:
+    def __init__(self, eyes: Eyes | None = None) -> None:
         super().__init__()
-        self.shape: Shape = {"vector": len(VECTOR_FIELDS) + NEARBY * len(NEARBY_FIELDS), "action": 2}
+        self.eyes = eyes
+        self.nearby = NEARBY if eyes is None else 0
+        self.shape: Shape = {"vector": len(VECTOR_FIELDS) + self.nearby * len(NEARBY_FIELDS), "action": 2}
         self.object = nn.Linear(OWN + OBJECT, CODE)
         self.pooled = nn.Linear(CODE, POOLED)
         self.choice = nn.Sequential(
@@ -70,7 +74,13 @@ class Driver(nn.Module):
     @torch.inference_mode()
     def act(self, images: NDArray[np.uint8], vectors: Floats) -> Floats:
         """Returns the actions (robots, 2) for one loop."""
-        return ACTIONS[self(*inputs(vectors[None], self._limits))[0].argmax(-1).numpy()]
+        if self.eyes is None:
+            teams = vectors[None]
+        else:  # Each robot is alone, with what it sees.
+            found = self.eyes.measure(images, NEARBY).reshape(len(vectors), -1)
+            teams = np.concatenate([vectors, found], axis=1)[:, None]
+        logits = self(*inputs(teams, np.repeat(self._limits, len(teams), axis=0)))
+        return ACTIONS[logits.argmax(-1).numpy().reshape(-1)]
 
 
 ACTIONS = (ARCS * [2, 1] - [1, 0]).astype(np.float32)

@@ -17,6 +17,8 @@ PRETRAINED = Path(__file__).parent / "pretrained" / "navigation.pt"
 """The weights from which runs start, by `python -m coorp.learn.pretrain`."""
 DRIVER = PRETRAINED.with_name("driver.pt")
 """The weights of the driver, by `python -m coorp.learn.imitate`."""
+IMAGES = PRETRAINED.with_name("images.pt")
+"""The same with the weights of its eyes, by `python -m coorp.learn.look`."""
 SHAPE: Shape = {"vector": len(VECTOR_FIELDS), "action": 2}
 TASK = Task()
 SPEED_MPS = TASK.max_speed_mps

@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speed", type=_speed, default=SPEED_MPS, metavar="M/S", help="robots' full speed [4.5]")
     parser.add_argument("--seed", type=_seed, default=1, help="the same seed gives the same run [1]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for results [runs]")
-    parser.add_argument("--model", type=Path, help="weights to start from: a file, or driver [navigation]")
+    parser.add_argument("--model", type=Path, help="weights to start from: a file, driver or images [navigation]")
     parser.add_argument("--frozen", action="store_true", help="drive with unchanged weights; bulk still flows")
     parser.add_argument(
         "--live", action="store_true", help="real processes over 'coorp emu', in real time (needs root)"

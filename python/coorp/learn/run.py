@@ -29,7 +29,7 @@ from coorp.envs import Navigation, Task
 from coorp.learn import checkpoint
 from coorp.learn.checkpoint import CheckpointError
 from coorp.learn.cosim import Cosim
-from coorp.learn.driver import NEARBY, Driver
+from coorp.learn.driver import Driver
 from coorp.learn.errors import Broken, Mend
 from coorp.learn.fit import PRETRAINED, SPEED_MPS, load
 from coorp.learn.learner import Learner
@@ -248,7 +248,7 @@ class Plan:
                 robots=self.session.team.robots,
                 task=Task.at(self.speed_mps),
                 endless=True,
-                nearby=NEARBY if isinstance(self.start, Driver) else 0,
+                nearby=self.start.nearby if isinstance(self.start, Driver) else 0,
                 render_mode="rgb_array",
             )
         except ValueError as problem:
