@@ -76,13 +76,13 @@ test: $(VENV)/test
 	cargo test --workspace --locked --no-run
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check . --config-settings=build-args="--profile dev $(WHOLE)"
 	$(MAKE) --no-print-directory --jobs 2 --keep-going COORP=$(TARGET)/debug/coorp test-rust test-python
+	@echo "Python tests: $$(tail -n 1 $(TARGET)/pytest.log)"
 
 test-rust:
-	COORP_FUZZ_SECONDS=1 RUST_TEST_THREADS=$$((2 * $$(nproc))) cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
+	MAKEFLAGS= COORP_FUZZ_SECONDS=1 RUST_TEST_THREADS=$$((2 * $$(nproc))) cargo test --workspace --locked -- $(addprefix --skip ,$(LONG))
 
 test-python:
 	@nice $(PYTHON) -m pytest -q -k "not ($(LONG_PYTHON))" >$(TARGET)/pytest.log 2>&1 || { cat $(TARGET)/pytest.log; exit 1; }
-	@tail -n 1 $(TARGET)/pytest.log
 
 # The team of the fault runs is always busy and has short permits, so 15 s are enough for many faults.
 test-all: package build
