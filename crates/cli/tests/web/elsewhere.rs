@@ -272,7 +272,7 @@ fn a_person_may_take_time_to_choose_a_certificate_and_a_request_may_not() {
     conn.write_tls(&mut record).unwrap();
     sock.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let (mut bytes, began) = (record.iter(), Instant::now());
-    // What comes is the end: first TLS's, then TCP's.
+    // The server closes: first TLS, then TCP.
     while sock
         .read(&mut [0; 64])
         .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)

@@ -52,7 +52,7 @@ pub fn revoke(team: &Team, name: &str) -> Result<u64, Error> {
         fs::remove_file(file).map_err(|error| Error::at("delete", file, error))?;
     }
     if name == OPERATOR {
-        // Whoever has the one key may have the other.
+        // A thief of the operator's key may also have the page's.
         for folder in folders() {
             page::forget(folder)?;
         }

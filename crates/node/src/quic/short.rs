@@ -1,8 +1,8 @@
-//! The check of certificates by the team's authority, of short chains only.
+//! Refuses long certificate chains before they are verified.
 //!
-//! Certificates are checked before their owner has proved anything. Whoever shows many intermediate ones, each of which may
-//! have issued each other, makes the search for a way to the authority try them all: seconds of processor time for one
-//! handshake. A robot's chain has one, while its team renews its keys.
+//! TLS verifies a chain before the peer proves that it has the key. With many intermediate certificates that may have issued
+//! one another, path building takes seconds of processor time for one handshake. A robot's chain has at most one
+//! intermediate certificate, while its team renews its keys.
 
 use std::fmt::Debug;
 use std::sync::Arc;

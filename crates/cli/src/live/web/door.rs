@@ -1,4 +1,4 @@
-//! Who may connect: on loopback, anybody on this machine; elsewhere, browsers with the operator's certificate, over TLS.
+//! Admits connections: any on loopback; on other addresses, those over TLS with the operator's certificate.
 //!
 //! A robot's door decides which handshakes begin (`core::admission`), so strangers take no places from the operator: they
 //! have few, for a short time. An address at which the operator's certificate was seen has its own. Strangers get no byte

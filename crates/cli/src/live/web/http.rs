@@ -4,8 +4,8 @@
 //! (DNS rebinding). So a request counts only if it names this machine as its connection does ([`Names`]). Each site says which
 //! pages may open its WebSocket: a browser tells where a page came from.
 //!
-//! Whoever is slow or says too much is let go. Requests have limits on their bytes and their time, connections and viewers on
-//! their number. `door.rs` decides who may connect.
+//! Slow clients and long requests are disconnected: requests have limits on bytes and time, and the number of connections and
+//! viewers is limited. `door.rs` admits connections.
 //!
 //! Left out: what HTTP has beyond GET, and connections for several requests.
 

@@ -123,7 +123,7 @@ fn listen_here(text: &str) -> Result<SocketAddr, String> {
     ))
 }
 
-/// Who may open the page: anybody on this machine, or the operator elsewhere.
+/// The browsers that may open the page: any on this machine, or only the operator's on other machines.
 ///
 /// # Errors
 /// If the operator's keys cannot be used, or there are none.
