@@ -298,6 +298,10 @@ fn control_all_arrives_beside_tcp() {
     assert_eq!(code, 0, "{stdout}\n{stderr}");
     assert!(stdout.contains("[base] control 100 bulk True\n"), "{stdout}\n{stderr}");
     assert!(json["interfaces"][0]["delivered"].as_u64().unwrap() > 200);
+    let used = json["interfaces"][0]["used"].as_f64().unwrap();
+    assert!(0.1 < used && used < 1.0, "{used}");
+    let percent = format!("wlan0: in use for {:.0} % of the time; ", 100.0 * used);
+    assert!(stderr.contains(&percent), "{stderr}");
 }
 
 #[test]

@@ -419,6 +419,12 @@ impl Gate {
         self.hold(n, now, clear_of_window)
     }
 
+    /// Returns how long `n` packets in the WNIC take to leave, by the completion time table; zero if it is empty.
+    pub fn time_below(&self, n: usize) -> Duration {
+        n.checked_sub(1)
+            .map_or(Duration::ZERO, |others| self.table.time(others))
+    }
+
     /// Returns how many packets, from one to `most`, would pass together while `n` are in the WNIC. Changes nothing.
     pub fn room(&self, n: usize, most: usize, now: Instant) -> usize {
         let clear = |more: &usize| {

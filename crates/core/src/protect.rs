@@ -47,6 +47,7 @@
 //! which no rule with ports covers. Its period does not make it control, because it may belong to several programs.
 
 mod flows;
+mod linger;
 mod nature;
 mod order;
 mod queues;
@@ -61,6 +62,7 @@ use serde::{Deserialize, Serialize};
 use crate::rtps::Guid;
 use crate::{codel, Duration, Instant};
 use flows::{Entry, Flows, SHARED};
+pub use linger::Linger;
 use nature::{Bounds, MESSAGE_GAP};
 use queues::{Lane, Load, Queues};
 pub(crate) use topics::is_match;

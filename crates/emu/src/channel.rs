@@ -10,7 +10,7 @@
 //! nothing waits for a DTIM beacon).
 
 use coorp_air::{AccessCategory, Air, Host, Load, Packet, StationId};
-use coorp_core::{FlowId, Instant};
+use coorp_core::{Duration, FlowId, Instant};
 use coorp_scene::station;
 use coorp_team::Team;
 use serde::Serialize;
@@ -123,7 +123,7 @@ impl<O: Outlet> Channel<O> {
     /// Returns the channel of `interface`; wlan0 is number 0. The seed determines losses and backoffs.
     pub fn new(team: &Team, interface: usize, seed: u64, outlet: O) -> Self {
         let air = team.channels().nth(interface).unwrap_or(&team.air);
-        let config = coorp_scene::config(air, team.robots.len(), coorp_core::Duration::MAX);
+        let config = coorp_scene::config(air, team.robots.len(), Duration::MAX);
         let stations = config.stations;
         Channel {
             interface,
@@ -148,6 +148,12 @@ impl<O: Outlet> Channel<O> {
     /// Returns the frame counts.
     pub fn counters(&self) -> Counters {
         self.cards.counters
+    }
+
+    /// Returns how long the channel was in use so far: data, acknowledgements, and the gaps inside an exchange.
+    pub fn used(&self) -> Duration {
+        let counters = self.air.counters();
+        counters.data + counters.control
     }
 
     /// Returns the receiver of delivered frames.
@@ -413,6 +419,29 @@ mod tests {
             .map(|(_, mark)| *mark)
             .collect();
         assert!(bulk.is_sorted() && bulk.len() > 100);
+    }
+
+    #[test]
+    fn the_channel_is_in_use_while_frames_are_on_it() {
+        let used = |receiver, frames| {
+            let mut channel = channel("[air]\nmcs = 0\n");
+            for mark in 0..frames {
+                send(&mut channel, 1, to(receiver), 0, mark, Instant::ZERO);
+            }
+            channel.kick(StationId(1), Instant::ZERO);
+            everything(&mut channel);
+            let last = channel.outlet().0.last().map_or(Instant::ZERO, |arrival| arrival.2);
+            (channel.used(), last.since(Instant::ZERO))
+        };
+        assert_eq!(used(0, 0).0, Duration::ZERO);
+        // Nearly all of the time: long frames, and one card's backoff between them.
+        let (direct, whole) = used(0, 200);
+        assert!(
+            direct * 10 > whole * 9 && direct < whole + Duration::from_millis(1),
+            "{direct:?} of {whole:?}"
+        );
+        // Each frame goes to the access point first.
+        assert!(used(2, 200).0 * 10 > direct * 19);
     }
 
     #[test]

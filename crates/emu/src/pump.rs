@@ -91,7 +91,8 @@ impl Outlet for Stacks {
 
 /// The pump's final results.
 pub struct Outcome {
-    pub counters: Vec<Counters>,
+    /// Each channel's frame counts, and how long it was in use.
+    pub channels: Vec<(Counters, Duration)>,
     pub lateness: Lateness,
     /// Whether the thread had real-time priority.
     pub real_time: bool,
@@ -441,7 +442,11 @@ impl Pump {
             lateness.add(&channel.outlet().lateness);
         }
         Outcome {
-            counters: self.channels.iter().map(Channel::counters).collect(),
+            channels: self
+                .channels
+                .iter()
+                .map(|each| (each.counters(), each.used()))
+                .collect(),
             lateness,
             real_time,
             _taps: self

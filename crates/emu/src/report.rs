@@ -93,6 +93,8 @@ impl fmt::Display for Fate {
 pub struct Interface {
     /// `wlan0` and so on.
     pub name: String,
+    /// The share of the run in which the channel was in use: frames, acknowledgements, and the gaps inside an exchange.
+    pub used: f64,
     /// The counts of its frames.
     #[serde(flatten)]
     pub frames: Counters,
@@ -119,9 +121,10 @@ impl Report {
                 }
             }
         }
-        for Interface { name, frames } in &self.interfaces {
+        for Interface { name, used, frames } in &self.interfaces {
             line(format_args!(
-                "{name}: {} frames sent{}, {} delivered, {} dropped by queues, {} lost on the air, {} refused",
+                "{name}: in use for {:.0} % of the time; {} frames sent{}, {} delivered, {} dropped by queues, {} lost on the air, {} refused",
+                100.0 * used,
                 frames.sent,
                 categories(frames.sent_as),
                 frames.delivered,

@@ -479,11 +479,12 @@ impl Robots {
             .collect();
         let missed = robots.iter().any(|robot| robot.frames_missed > 0);
         let interfaces = outcome
-            .counters
+            .channels
             .iter()
             .enumerate()
-            .map(|(number, frames)| report::Interface {
+            .map(|(number, (frames, used))| report::Interface {
                 name: format!("wlan{number}"),
+                used: (used.as_secs_f64() / seconds).min(1.0),
                 frames: *frames,
             });
         Report {

@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coorp_core::paths;
-use coorp_core::protect::{Change, Class, Config, Head, Protect, Reason, Status, Verdict};
+use coorp_core::protect::{Change, Class, Config, Head, Linger, Protect, Reason, Status, Verdict};
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
@@ -67,9 +67,6 @@ const TOGETHER: usize = 64;
 const TOGETHER_BYTES: usize = 256 << 10;
 /// The length of the longest IP packet with the kernel's header.
 const READ_BYTES_MAX: usize = 65_535 + Offer::BYTES;
-/// Time for which a permit is kept without bulk: the queue of senders that wait for acknowledgements runs empty. This
-/// is somewhat longer than handing over a permit takes, so that neither waiting nor an early return costs much.
-const LINGER: Duration = Duration::from_millis(8);
 /// The interval at which the flows are published for the status, and the interface is checked.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// The maximum number of flows in the status.
@@ -248,7 +245,7 @@ struct Lane {
     outside: Arc<Outside>,
     /// Held while bulk waits, and a little longer.
     wish: Option<Wish>,
-    bulk_until: Instant,
+    linger: Linger,
     /// The flows that are control, as the robot knows them, by number.
     control: BTreeMap<u32, (FlowId, Went)>,
     /// The time until which ordinary packets and bulk wait.
@@ -290,7 +287,7 @@ impl Lane {
             buffer: vec![0; READ_BYTES_MAX].into(),
             outside,
             wish: None,
-            bulk_until: Instant::ZERO,
+            linger: Linger::default(),
             control: BTreeMap::new(),
             still_until: Instant::ZERO,
             show_at: Instant::ZERO,
@@ -358,7 +355,7 @@ impl Lane {
         let due = self.protect.next_deadline().into_iter().chain(wrapped_due).min();
         let due = due.unwrap_or(Instant::FAR_FUTURE).since(now);
         let due = if still == Duration::ZERO { due } else { due.min(still) };
-        let linger = if self.wish.is_some() { LINGER } else { REST };
+        let linger = if bulk == Rest::None { self.linger() } else { REST };
         self.wait(look.min(due).min(linger))
     }
 
@@ -650,11 +647,8 @@ impl Lane {
 
     /// Sends bulk for as long as it may be sent. Returns the state of the rest.
     fn send_bulk(&mut self) -> Rest {
-        let now = self.robot.now();
         if !self.protect.has(Class::Bulk) {
-            if self.wish.is_some() && now >= self.bulk_until {
-                self.wish = None;
-            }
+            self.linger();
             return Rest::None;
         }
         if self.wish.is_none() {
@@ -663,21 +657,37 @@ impl Lane {
         let path = self.path;
         for _ in 0..TOGETHER / TOGETHER_MAX {
             let n = self.card.below();
-            let (room, now) = self.robot.tell(|robot, now| {
+            let (room, permitted, now) = self.robot.tell(|robot, now| {
                 let pass = robot.may(Input::MayForward { path, n }, now);
-                (pass.then(|| robot.room(path, n, TOGETHER_MAX, now)), now)
+                let room = pass.then(|| robot.room(path, n, TOGETHER_MAX, now));
+                (room, robot.is_permitted(now), now)
             });
-            self.bulk_until = now + LINGER;
+            self.linger.on_bulk(permitted, now);
             self.protect.set_open(room.is_some(), now);
             let Some(room) = room else {
                 return Rest::Held;
             };
             if !self.send_some(Class::Bulk, room, now) {
+                self.linger();
                 return Rest::None;
             }
             self.learn();
         }
         Rest::More
+    }
+
+    /// Gives back the permit if bulk has stayed away for too long. Returns when to check again.
+    fn linger(&mut self) -> Duration {
+        if self.wish.is_none() {
+            return REST;
+        }
+        let (path, n) = (self.path, self.card.below());
+        let (card, now) = self.robot.tell(|robot, now| (robot.time_below(path, n), now));
+        let left = self.linger.on_empty(card, now);
+        if left == Duration::ZERO {
+            self.wish = None;
+        }
+        left
     }
 
     /// Sends as many waiting packets of a class as there is room for. Returns whether there were any.

@@ -45,8 +45,6 @@ TELL_EVERY_S = 0.2
 """Wall-clock interval between two reports of a job, and thus between two looks at whether it should stop."""
 LINE_EVERY_S = 60.0
 """Wall-clock interval between progress lines without a terminal."""
-PENDING_PER_CORE = 2
-"""Tasks that Ray has for each core, so that none waits for this process."""
 REACHED_WITHIN_S = 10.0
 _STOP = "stop"
 
@@ -370,8 +368,8 @@ class _Ray:
         return bool(self._running)
 
     def has_room(self) -> bool:
-        cores = int(self._ray.cluster_resources().get("CPU", 1))
-        return len(self._running) < (self._at_once or cores * PENDING_PER_CORE)
+        # No more than cores: Ray takes the core of a task that tells its progress for free, and starts another there.
+        return len(self._running) < (self._at_once or int(self._ray.cluster_resources().get("CPU", 1)))
 
     def start(self, index: int, job: Job) -> None:
         self._running[self._task.remote(index, job, os.getcwd(), self._board)] = index

@@ -384,6 +384,12 @@ impl Robot {
         gate.map_or(most, |gate| gate.room(n, most, now))
     }
 
+    /// Returns how long `n` packets of bulk in the WNIC take to leave; zero without a gate, or if that has seen none.
+    pub fn time_below(&self, path: usize, n: usize) -> Duration {
+        let gate = self.local.gates.get(path);
+        gate.map_or(Duration::ZERO, |gate| gate.time_below(n))
+    }
+
     /// Returns whether permits or the gate ever hold bulk back.
     pub fn coordinates_bulk(&self) -> bool {
         self.coordinator.is_some() || !self.local.gates.is_empty()

@@ -1,0 +1,145 @@
+//! Decides how long a robot keeps its permit once no bulk waits.
+//!
+//! A sender that waits for acknowledgements leaves its queue empty for a while. If TCP's slow start gave back the permit
+//! each time, it would wait for all other robots once per round trip. If a DDS writer keeps the permit, the channel
+//! falls silent after each image: the next one comes only once the last one has arrived. So the permit is normally
+//! kept for [`LINGER`]. It goes back sooner, as soon as the card will be empty by the time the next robot begins, if
+//! bulk typically stays away for longer than [`WORTH`], and other robots wait.
+//!
+//! Only the leader knows who waits. A robot concludes it from its last wait for a permit: nothing but other robots makes
+//! that longer than [`LONG`].
+//!
+//! Left out: asking for a permit before bulk comes.
+
+use crate::{Duration, Instant};
+
+/// The longest time for which a permit is kept without bulk: somewhat longer than handing it over takes, so that
+/// neither waiting nor an early return costs much.
+const LINGER: Duration = Duration::from_millis(8);
+/// The typical absence above which handing over costs less than waiting.
+const WORTH: Duration = Duration::from_millis(4);
+/// The longest absence that counts. Bulk that stays away for longer was over.
+const ABSENCE_MAX: Duration = Duration::from_millis(16);
+/// A wait for a permit for which other robots must have been the reason.
+const LONG: Duration = Duration::from_millis(16);
+/// The weight of the newest absence in the average is one part of this many.
+const PARTS: u64 = 8;
+
+/// When to give back the permit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Linger {
+    /// The time since which no bulk waits; `None` while some does.
+    empty_since: Option<Instant>,
+    /// How long bulk typically stays away: a moving average.
+    absence: Duration,
+    /// The time since which bulk has waited for a permit; `None` with one.
+    waits_since: Option<Instant>,
+    others_wait: bool,
+}
+
+impl Linger {
+    /// Records that bulk waits, with or without a permit.
+    pub fn on_bulk(&mut self, permitted: bool, now: Instant) {
+        if let Some(since) = self.empty_since.take() {
+            let absence = now.since(since).min(ABSENCE_MAX);
+            self.absence = (self.absence * (PARTS - 1) + absence) / PARTS;
+        }
+        if !permitted {
+            self.waits_since.get_or_insert(now);
+        } else if let Some(since) = self.waits_since.take() {
+            self.others_wait = now.since(since) > LONG;
+        }
+    }
+
+    /// Records that no bulk waits, and that what is in the card leaves within `card`. Returns how much longer to keep
+    /// the permit unless bulk comes; zero to give it back.
+    pub fn on_empty(&mut self, card: Duration, now: Instant) -> Duration {
+        let since = *self.empty_since.get_or_insert(now);
+        self.waits_since = None;
+        if self.others_wait && self.absence > WORTH && card <= LINGER {
+            return Duration::ZERO;
+        }
+        (since + LINGER).since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EMPTY: Duration = Duration::ZERO;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos(ms * 1_000_000)
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// A robot whose bulk stays away for `absence` each time, and then waits for a permit for `wait`.
+    fn after(absence: u64, wait: u64) -> (Linger, u64) {
+        let (mut linger, mut now) = (Linger::default(), 0);
+        for _ in 0..40 {
+            linger.on_bulk(false, at(now));
+            now += wait;
+            linger.on_bulk(true, at(now));
+            now += 30;
+            linger.on_bulk(true, at(now));
+            linger.on_empty(EMPTY, at(now));
+            now += absence;
+        }
+        linger.on_bulk(true, at(now));
+        (linger, now)
+    }
+
+    #[test]
+    fn a_permit_is_kept_for_acknowledgements_that_come_soon() {
+        let (mut linger, now) = after(2, 90);
+        assert_eq!(linger.on_empty(EMPTY, at(now)), ms(8));
+        assert_eq!(linger.on_empty(EMPTY, at(now + 5)), ms(3));
+        assert_eq!(linger.on_empty(EMPTY, at(now + 8)), EMPTY);
+    }
+
+    #[test]
+    fn it_goes_to_others_that_wait_if_bulk_stays_away() {
+        let (mut linger, now) = after(7, 90);
+        assert_eq!(linger.on_empty(EMPTY, at(now)), EMPTY);
+    }
+
+    #[test]
+    fn a_full_card_keeps_it_but_no_longer_than_otherwise() {
+        let (mut linger, now) = after(7, 90);
+        assert_eq!(linger.on_empty(ms(12), at(now)), ms(8));
+        assert_eq!(linger.on_empty(ms(8), at(now + 3)), EMPTY);
+        let (mut linger, now) = after(7, 90);
+        assert_eq!(linger.on_empty(ms(40), at(now)), ms(8));
+        assert_eq!(linger.on_empty(ms(30), at(now + 8)), EMPTY);
+    }
+
+    #[test]
+    fn a_robot_whose_permit_comes_at_once_keeps_it() {
+        let (mut linger, now) = after(7, 3);
+        assert_eq!(linger.on_empty(EMPTY, at(now)), ms(8));
+    }
+
+    #[test]
+    fn a_robot_learns_that_the_others_have_ended() {
+        let (mut linger, now) = after(7, 90);
+        linger.on_empty(EMPTY, at(now));
+        linger.on_bulk(false, at(now + 7));
+        linger.on_bulk(true, at(now + 9));
+        assert_eq!(linger.on_empty(EMPTY, at(now + 40)), ms(8));
+    }
+
+    #[test]
+    fn a_robot_learns_that_bulk_comes_sooner() {
+        let (mut linger, mut now) = after(7, 90);
+        for _ in 0..10 {
+            linger.on_empty(EMPTY, at(now));
+            now += 1;
+            linger.on_bulk(true, at(now));
+        }
+        assert_eq!(linger.on_empty(EMPTY, at(now)), ms(8));
+    }
+}
