@@ -110,6 +110,17 @@ pub struct MacCounters {
     pub data: Duration,
     /// Airtime of RTS, CTS, acknowledgements and the SIFS between them.
     pub control: Duration,
+    /// The number of data PPDUs that did not collide, by category.
+    pub ppdus: [u64; 4],
+    /// The number of MPDUs in them, repeated ones included.
+    pub mpdus: [u64; 4],
+}
+
+impl MacCounters {
+    /// Returns how long the channel was in use: data, acknowledgements, and the gaps inside an exchange.
+    pub fn used(&self) -> Duration {
+        self.data + self.control
+    }
 }
 
 /// Draws whether an MPDU is lost. A link without losses draws nothing.
@@ -613,6 +624,9 @@ impl Air {
             exchange.start += opening;
         }
         *self.airtime(&aggregate) += duration;
+        let place = exchange.category.index();
+        self.counters.ppdus[place] += u64::from(aggregate.frames > 0);
+        self.counters.mpdus[place] += u64::from(aggregate.frames);
         self.deadline = exchange.start + duration;
         self.medium = Medium::Ppdu(exchange);
     }

@@ -302,6 +302,9 @@ fn control_all_arrives_beside_tcp() {
     assert!(0.1 < used && used < 1.0, "{used}");
     let percent = format!("wlan0: in use for {:.0} % of the time; ", 100.0 * used);
     assert!(stderr.contains(&percent), "{stderr}");
+    let best_effort = |what: &str| json["interfaces"][0][what]["best_effort"].as_f64().unwrap();
+    let aggregates = format!(" in aggregates of {:.1}", best_effort("mpdus") / best_effort("ppdus"));
+    assert!(stderr.contains(&aggregates), "{stderr}");
 }
 
 #[test]

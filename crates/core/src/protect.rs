@@ -29,8 +29,10 @@
 //! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit.
 //!
 //! Flows whose packets have no payload acknowledge traffic in the other direction. They need no permit, but the driver
-//! holds them too while control is due ([`Protect::hold_acknowledgements`]). A bare acknowledgement may have to wait
-//! for another robot's bulk below the agent, and there control cannot overtake it.
+//! holds them too while control is due ([`Protect::may_acknowledge`]). A bare acknowledgement may have to wait for
+//! another robot's bulk below the agent, and there control cannot overtake it. They also leave together, at most once
+//! every [`ACKNOWLEDGE_EVERY`]: an exchange on the air takes nearly as long for one of them as for twenty, and the
+//! sender of bulk waits for each.
 //!
 //! No flow is ever reordered: as long as packets of a flow wait, the next one waits behind them, whatever the flow's
 //! class is by then. Waiting packets change lanes with their flow. A flow becomes control only with the first packet of
@@ -89,6 +91,9 @@ const CALM_FOR: Duration = Duration::from_secs(5);
 const CALM_MESSAGES: u8 = 8;
 /// This many consecutive packets without payload make a flow one of acknowledgements.
 const EMPTY_MIN: u8 = 8;
+/// The time between two departures of acknowledgements: several aggregates of bulk, so that most of those need no
+/// exchange of their own in the other direction. TCP needs to have as much more under way.
+pub const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(4);
 /// EF, CS6, CS7 and voice-admit.
 const URGENT: [u8; 4] = [46, 48, 56, 44];
 /// A flow with a message longer than this is bulk at once.
@@ -316,6 +321,8 @@ pub struct Protect<P> {
     queues: Queues<P>,
     /// Whether acknowledgements are held.
     holds_empty: bool,
+    /// The time from which the next ones may leave.
+    acknowledge_at: Instant,
     changes: VecDeque<Change>,
 }
 
@@ -341,6 +348,7 @@ impl<P> Protect<P> {
                 queues
             },
             holds_empty: false,
+            acknowledge_at: Instant::ZERO,
             changes: VecDeque::new(),
         }
     }
@@ -382,18 +390,23 @@ impl<P> Protect<P> {
     /// Returns whether packets of a class, ordinary or bulk, wait that are not held as acknowledgements. Control that
     /// had to queue waits with the ordinary ones, as do acknowledgements.
     pub fn has(&self, class: Class) -> bool {
-        let empty = class == Class::Ordinary && !self.holds_empty && self.has_acknowledgements();
-        empty || lane(class).is_some_and(|lane| self.queues.waits(lane))
+        class == Class::Ordinary && self.acknowledges() || lane(class).is_some_and(|lane| self.queues.waits(lane))
     }
 
-    /// Returns whether acknowledgements wait.
-    pub fn has_acknowledgements(&self) -> bool {
-        self.queues.waits(Lane::Empty)
+    /// Returns whether the next ordinary packet is an acknowledgement.
+    pub fn acknowledges(&self) -> bool {
+        !self.holds_empty && self.queues.waits(Lane::Empty)
     }
 
-    /// Sets whether acknowledgements are held from now on.
-    pub fn hold_acknowledgements(&mut self, hold: bool) {
-        self.holds_empty = hold;
+    /// Sets whether acknowledgements may leave now, as far as control is concerned. This holds until none waits; the next
+    /// ones may leave [`ACKNOWLEDGE_EVERY`] later, if the driver says so again.
+    pub fn may_acknowledge(&mut self, may: bool, now: Instant) {
+        self.holds_empty = !may || now < self.acknowledge_at;
+    }
+
+    /// Returns the earliest time at which waiting acknowledgements may leave; `None` if none wait.
+    pub fn acknowledge_at(&self) -> Option<Instant> {
+        self.queues.waits(Lane::Empty).then_some(self.acknowledge_at)
     }
 
     /// Takes the next packet of ordinary flows, or of bulk. The driver has to know whether bulk may go now.
@@ -411,7 +424,7 @@ impl<P> Protect<P> {
         mut cut: impl FnMut(&mut P, bool) -> Option<(P, u32)>,
     ) -> Option<(Head, P)> {
         let lane = match lane(class)? {
-            Lane::Ordinary if !self.holds_empty && self.has_acknowledgements() => Lane::Empty,
+            Lane::Ordinary if self.acknowledges() => Lane::Empty,
             lane => lane,
         };
         while let Some(at) = self.queues.turn(lane) {
@@ -422,6 +435,9 @@ impl<P> Protect<P> {
                 }
             }
             let taken = self.queues.take(at, now, &mut cut)?;
+            if lane == Lane::Empty && !self.queues.waits(lane) {
+                (self.holds_empty, self.acknowledge_at) = (true, now + ACKNOWLEDGE_EVERY);
+            }
             if let Some(held) = taken.emptied {
                 self.flows.get_mut(at).calm_from += held;
             }

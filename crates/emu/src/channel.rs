@@ -9,7 +9,7 @@
 //! AC_BE; without an access point the sender does that itself. Left out: association, encryption, and power save (so
 //! nothing waits for a DTIM beacon).
 
-use coorp_air::{AccessCategory, Air, Host, Load, Packet, StationId};
+use coorp_air::{AccessCategory, Air, Host, Load, MacCounters, Packet, StationId};
 use coorp_core::{Duration, FlowId, Instant};
 use coorp_scene::station;
 use coorp_team::Team;
@@ -44,6 +44,18 @@ pub struct ByCategory {
     pub video: u64,
     pub best_effort: u64,
     pub background: u64,
+}
+
+impl From<[u64; 4]> for ByCategory {
+    fn from(counts: [u64; 4]) -> Self {
+        let of = |category: AccessCategory| counts[category.index()];
+        ByCategory {
+            voice: of(AccessCategory::Voice),
+            video: of(AccessCategory::Video),
+            best_effort: of(AccessCategory::BestEffort),
+            background: of(AccessCategory::Background),
+        }
+    }
 }
 
 /// Counts of the frames so far.
@@ -150,10 +162,9 @@ impl<O: Outlet> Channel<O> {
         self.cards.counters
     }
 
-    /// Returns how long the channel was in use so far: data, acknowledgements, and the gaps inside an exchange.
-    pub fn used(&self) -> Duration {
-        let counters = self.air.counters();
-        counters.data + counters.control
+    /// Returns the counters of the MAC.
+    pub fn mac(&self) -> &MacCounters {
+        self.air.counters()
     }
 
     /// Returns the receiver of delivered frames.
@@ -431,7 +442,7 @@ mod tests {
             channel.kick(StationId(1), Instant::ZERO);
             everything(&mut channel);
             let last = channel.outlet().0.last().map_or(Instant::ZERO, |arrival| arrival.2);
-            (channel.used(), last.since(Instant::ZERO))
+            (channel.mac().used(), last.since(Instant::ZERO))
         };
         assert_eq!(used(0, 0).0, Duration::ZERO);
         // Nearly all of the time: long frames, and one card's backoff between them.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time;
 
-use coorp_air::StationId;
+use coorp_air::{MacCounters, StationId};
 use coorp_core::{Duration, Instant, RobotId};
 use coorp_scene::{robots, station, Scene, MOVE_EVERY};
 use coorp_team::Team;
@@ -91,8 +91,8 @@ impl Outlet for Stacks {
 
 /// The pump's final results.
 pub struct Outcome {
-    /// Each channel's frame counts, and how long it was in use.
-    pub channels: Vec<(Counters, Duration)>,
+    /// Each channel's counts of frames, and those of its MAC.
+    pub channels: Vec<(Counters, MacCounters)>,
     pub lateness: Lateness,
     /// Whether the thread had real-time priority.
     pub real_time: bool,
@@ -445,7 +445,7 @@ impl Pump {
             channels: self
                 .channels
                 .iter()
-                .map(|each| (each.counters(), each.used()))
+                .map(|each| (each.counters(), *each.mac()))
                 .collect(),
             lateness,
             real_time,

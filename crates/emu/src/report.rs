@@ -95,6 +95,10 @@ pub struct Interface {
     pub name: String,
     /// The share of the run in which the channel was in use: frames, acknowledgements, and the gaps inside an exchange.
     pub used: f64,
+    /// PPDUs with data on the air, except collided ones.
+    pub ppdus: ByCategory,
+    /// MPDUs in these PPDUs. Frames that were sent again, or relayed by the access point, count again.
+    pub mpdus: ByCategory,
     /// The counts of its frames.
     #[serde(flatten)]
     pub frames: Counters,
@@ -121,12 +125,13 @@ impl Report {
                 }
             }
         }
-        for Interface { name, used, frames } in &self.interfaces {
+        for interface in &self.interfaces {
+            let Interface { name, used, frames, .. } = interface;
             line(format_args!(
                 "{name}: in use for {:.0} % of the time; {} frames sent{}, {} delivered, {} dropped by queues, {} lost on the air, {} refused",
                 100.0 * used,
                 frames.sent,
-                categories(frames.sent_as),
+                categories(interface),
                 frames.delivered,
                 frames.dropped_by_queue,
                 frames.given_up,
@@ -174,22 +179,25 @@ impl Report {
     }
 }
 
-/// Returns the access categories in which anything was sent.
-fn categories(sent: ByCategory) -> String {
-    let ByCategory {
-        voice,
-        video,
-        best_effort,
-        background,
-    } = sent;
+/// Returns the access categories in which anything was sent, and how many frames each aggregate had.
+fn categories(interface: &Interface) -> String {
+    let Interface {
+        frames, ppdus, mpdus, ..
+    } = interface;
+    let count = |of: fn(&ByCategory) -> u64| (of(&frames.sent_as), of(ppdus), of(mpdus));
     let all = [
-        ("AC_VO", voice),
-        ("AC_VI", video),
-        ("AC_BE", best_effort),
-        ("AC_BK", background),
+        ("AC_VO", count(|each| each.voice)),
+        ("AC_VI", count(|each| each.video)),
+        ("AC_BE", count(|each| each.best_effort)),
+        ("AC_BK", count(|each| each.background)),
     ];
-    let used = all.iter().filter(|(_, count)| *count > 0);
-    let used: Vec<String> = used.map(|(name, count)| format!("{name} {count}")).collect();
+    let used = all.iter().filter(|(_, (sent, ..))| *sent > 0);
+    let used: Vec<String> = used
+        .map(|(name, (sent, ppdus, mpdus))| match mpdus > ppdus {
+            true => format!("{name} {sent} in aggregates of {:.1}", *mpdus as f64 / *ppdus as f64),
+            false => format!("{name} {sent}"),
+        })
+        .collect();
     if used.is_empty() {
         return String::new();
     }
@@ -202,13 +210,20 @@ mod tests {
 
     #[test]
     fn frames_are_told_apart_by_their_category() {
-        let sent = ByCategory {
+        let mut interface = Interface {
+            name: "wlan0".to_owned(),
+            used: 0.5,
+            ppdus: [5, 0, 2, 0].into(),
+            mpdus: [5, 0, 7, 0].into(),
+            frames: Counters::default(),
+        };
+        assert_eq!(categories(&interface), "");
+        interface.frames.sent_as = ByCategory {
             voice: 5,
             best_effort: 7,
             ..ByCategory::default()
         };
-        assert_eq!(categories(sent), " (AC_VO 5, AC_BE 7)");
-        assert_eq!(categories(ByCategory::default()), "");
+        assert_eq!(categories(&interface), " (AC_VO 5, AC_BE 7 in aggregates of 3.5)");
     }
 
     fn report(p99_us: f64, frames_missed: u64) -> Report {

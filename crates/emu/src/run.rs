@@ -482,9 +482,11 @@ impl Robots {
             .channels
             .iter()
             .enumerate()
-            .map(|(number, (frames, used))| report::Interface {
+            .map(|(number, (frames, mac))| report::Interface {
                 name: format!("wlan{number}"),
-                used: (used.as_secs_f64() / seconds).min(1.0),
+                used: (mac.used().as_secs_f64() / seconds).min(1.0),
+                ppdus: mac.ppdus.into(),
+                mpdus: mac.mpdus.into(),
                 frames: *frames,
             });
         Report {

@@ -347,11 +347,12 @@ impl Lane {
         }
         self.card.rest(now);
         let look = match (self.card.is_empty(), bulk == Rest::Held) {
-            _ if self.protect.has_acknowledgements() => LOOK_HELD,
             (true, _) => REST,
             (false, true) => LOOK_HELD,
             (false, false) => LOOK_OPEN,
         };
+        let acknowledge_at = self.protect.acknowledge_at();
+        let look = acknowledge_at.map_or(look, |at| look.min(at.since(now).max(LOOK_HELD)));
         let due = self.protect.next_deadline().into_iter().chain(wrapped_due).min();
         let due = due.unwrap_or(Instant::FAR_FUTURE).since(now);
         let due = if still == Duration::ZERO { due } else { due.min(still) };
@@ -369,6 +370,7 @@ impl Lane {
         }
         let now = self.robot.now();
         self.protect.set_open(true, now);
+        self.protect.may_acknowledge(true, Instant::FAR_FUTURE);
         for class in [Class::Ordinary, Class::Bulk] {
             while let Some(packet) = self.next(class, TOGETHER_MAX, now) {
                 self.card.send(vec![packet], class, None, now);
@@ -626,10 +628,7 @@ impl Lane {
 
     /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could be sent.
     fn send_ordinary(&mut self) -> bool {
-        if self.protect.has_acknowledgements() {
-            let may = self.robot.tell(|robot, now| robot.may(Input::MayAcknowledge, now));
-            self.protect.hold_acknowledgements(!may);
-        }
+        self.send_acknowledgements();
         for _ in 0..TOGETHER / TOGETHER_MAX {
             if self.card.below() >= BELOW_ORDINARY_MAX {
                 self.learn();
@@ -643,6 +642,26 @@ impl Lane {
             }
         }
         self.protect.has(Class::Ordinary)
+    }
+
+    /// Sends acknowledgements if it is time. They do not wait for room below, so that they leave in one aggregate.
+    fn send_acknowledgements(&mut self) {
+        let now = self.robot.now();
+        if self.protect.acknowledge_at().is_none_or(|at| now < at) {
+            return;
+        }
+        let may = self.robot.tell(|robot, now| robot.may(Input::MayAcknowledge, now));
+        self.protect.may_acknowledge(may, now);
+        for _ in 0..TOGETHER / TOGETHER_MAX {
+            let mut some = Vec::new();
+            while some.len() < TOGETHER_MAX && self.protect.acknowledges() {
+                some.extend(self.next(Class::Ordinary, 1, now));
+            }
+            if some.is_empty() {
+                return;
+            }
+            self.card.send(some, Class::Ordinary, None, now);
+        }
     }
 
     /// Sends bulk for as long as it may be sent. Returns the state of the rest.

@@ -121,20 +121,43 @@ fn acknowledgements_can_be_held_until_they_carry_something() {
     };
     let mut protect = Protect::new(config());
     acknowledge(&mut protect, 2, 0..7);
-    protect.hold_acknowledgements(true);
+    protect.may_acknowledge(false, at(7));
     assert_eq!(taken(&mut protect), [0, 1, 2, 3, 4, 5, 6], "too few to tell");
     acknowledge(&mut protect, 2, 7..10);
     queue(&mut protect, 3, 20..22, at(20));
-    assert!(protect.has_acknowledgements());
+    assert!(protect.acknowledge_at().is_some());
     assert_eq!(taken(&mut protect), [20, 21], "others pass");
-    assert!(!protect.has(Class::Ordinary));
-    protect.hold_acknowledgements(false);
-    assert!(protect.has(Class::Ordinary));
+    assert!(!protect.has(Class::Ordinary) && !protect.acknowledges());
+    protect.may_acknowledge(true, at(50));
+    assert!(protect.has(Class::Ordinary) && protect.acknowledges());
     assert_eq!(taken(&mut protect), [7, 8, 9]);
-    protect.hold_acknowledgements(true);
+    assert_eq!(protect.acknowledge_at(), None);
+    protect.may_acknowledge(false, at(50));
     acknowledge(&mut protect, 2, 30..32);
     queue(&mut protect, 2, 32..33, at(32));
     assert_eq!(taken(&mut protect), [30, 31, 32], "in their order");
+}
+
+#[test]
+fn acknowledgements_leave_together() {
+    let mut protect = Protect::new(config());
+    acknowledge(&mut protect, 2, 0..10);
+    let mut left = Vec::new();
+    for now in 10..20 {
+        acknowledge(&mut protect, 2, now..now + 1);
+        let now = at(u64::from(now));
+        if protect.acknowledge_at().is_some_and(|at| at <= now) {
+            protect.may_acknowledge(true, now);
+        }
+        left.push(std::iter::from_fn(|| protect.next(Class::Ordinary, now)).count());
+    }
+    // The first ones leave at once, then one departure takes what has come in 4 ms.
+    assert_eq!(left, [11, 0, 0, 0, 4, 0, 0, 0, 4, 0]);
+    assert_eq!(protect.acknowledge_at(), Some(at(22)));
+    // After a pause there is none to wait for.
+    acknowledge(&mut protect, 2, 30..31);
+    protect.may_acknowledge(true, at(30));
+    assert!(protect.acknowledges());
 }
 
 #[test]
@@ -146,9 +169,9 @@ fn acknowledgements_under_a_rule_for_bulk_need_no_permit_but_can_be_held() {
         (0..7).map(passed).collect::<Vec<_>>()
     );
     assert_eq!(acknowledge(&mut protect, 0, 7..10).last(), Some(&Verdict::Queued));
-    protect.hold_acknowledgements(true);
-    assert!(protect.has_acknowledgements() && !protect.has(Class::Ordinary) && !protect.has(Class::Bulk));
-    protect.hold_acknowledgements(false);
+    protect.may_acknowledge(false, at(10));
+    assert!(protect.acknowledge_at().is_some() && !protect.has(Class::Ordinary) && !protect.has(Class::Bulk));
+    protect.may_acknowledge(true, at(10));
     assert_eq!(protect.next(Class::Ordinary, at(10)).map(|(_, packet)| packet), Some(7));
 }
 

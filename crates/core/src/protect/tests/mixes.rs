@@ -205,6 +205,9 @@ fn run(kinds: &[Kind], seed: u64) -> Vec<Seen> {
                 Verdict::Dropped(_) => windows[program].on_way = windows[program].on_way.saturating_sub(1),
             }
         }
+        if protect.acknowledge_at().is_some_and(|at| at <= now) {
+            protect.may_acknowledge(true, now);
+        }
         for class in [Class::Ordinary, Class::Bulk] {
             while below.len() < BELOW_MAX {
                 let Some((head, packet)) = protect.next(class, now) else {
