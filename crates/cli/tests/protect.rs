@@ -112,6 +112,43 @@ fn protected_streams_arrive_whole_beside_control() {
     }
 }
 
+/// The rover sends few datagrams at odd times, which only a rule makes bulk. The base runs `coorp watch`.
+const NAMED: &str = r#"
+import os, socket, subprocess, sys, time
+COORP, team, folder = sys.argv[1:]
+done = os.path.join(folder, "done")
+if os.environ["COORP_ROBOT"] == "base":
+    until, found = time.monotonic() + 20, False
+    while not found and time.monotonic() < until:
+        time.sleep(0.3)
+        shown = subprocess.run([COORP, "watch", team, "--once"], capture_output=True, text=True).stdout
+        found = any(":7001" in line and "bulk" in line and "rule 2" in line for line in shown.splitlines())
+    print("found", found, "" if found else shown, flush=True)
+    open(done, "w").close()
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while not os.path.exists(done):
+    if os.environ["COORP_ROBOT"] == "rover":
+        own.sendto(bytes(100), ("base", 7001))
+    time.sleep(0.05 + time.monotonic() % 0.1)
+"#;
+
+#[test]
+fn a_rule_covers_a_program_by_its_file() {
+    if !possible("a_rule_covers_a_program_by_its_file", &["python3"]) {
+        return;
+    }
+    let rules = "[[protect]]\nas = \"control\"\nexecutable = \"iperf3\"\n\
+                 [[protect]]\nas = \"bulk\"\nexecutable = \"python3*\"\n";
+    let (folder, file) = team("named", rules, NAMED);
+    let own = env!("CARGO_BIN_EXE_coorp");
+    let (program, place) = (folder.path("program"), folder.path(""));
+    let output = coorp(&["emu", &file, "--protect", "--", "python3", &program, own, &file, &place]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    assert!(stdout.contains("[base] found True"), "{stdout}\n{stderr}");
+    assert!(stderr.contains("right to look into all programs"), "{stderr}");
+}
+
 /// The rover protects itself, ends in good order, and is killed; each time what it has changed is compared.
 const UNDO: &str = r#"
 case $COORP_ROBOT in rover) ;; *) until [ -e "$FOLDER/done" ]; do sleep 0.1; done; exit;; esac

@@ -41,6 +41,9 @@
 //! Everything is bounded. If the table of flows is full, the most silent flow without a waiting packet is forgotten. If
 //! all flows have waiting packets, new flows share one queue until that is empty.
 //!
+//! A rule may name the program that sends. The driver finds it out ([`Protect::poll_unknown`]), which takes a while, and
+//! until then such a rule covers nothing. Only sockets of TCP and UDP belong to a program.
+//!
 //! DDS sends all topics of two participants through one pair of ports. In DDS, each writer is a flow ([`crate::rtps`]).
 //! Its topic is known once its announcement has passed ([`Protect::on_topic`]).
 //!
@@ -68,7 +71,7 @@ pub use linger::Linger;
 use nature::{Bounds, MESSAGE_GAP};
 use queues::{Lane, Load, Queues};
 pub(crate) use topics::is_match;
-use topics::Topics;
+use topics::{is_alike, Topics};
 
 /// Maximum number of rules that are read.
 pub const RULES_MAX: usize = 256;
@@ -76,6 +79,10 @@ pub const RULES_MAX: usize = 256;
 pub const FLOWS_MAX: usize = 65_536;
 /// Maximum memory for waiting packets, whatever the configuration says.
 pub const BYTES_MAX: u32 = 1 << 30;
+/// Maximum number of flows that wait for [`Protect::poll_unknown`]. Others ask again with their next packet.
+const UNKNOWN_MAX: usize = 256;
+/// Maximum number of programs that are kept of one flow.
+const PROGRAMS_MAX: usize = 8;
 /// Maximum number of changes that wait for [`Protect::poll`]. Beyond it, flows keep their classes.
 const CHANGES_MAX: usize = 1_024;
 /// Maximum number of silent flows that are forgotten in one call.
@@ -142,11 +149,24 @@ pub struct Rule {
     /// The topic's name, in DDS; `*` stands for any characters. A name that begins with '/' is the name of a topic,
     /// service or action in ROS 2.
     pub topic: Option<String>,
+    /// The sending program's file; `*` stands for any characters. A name without '/' is the file's name in any folder.
+    pub executable: Option<String>,
+    /// The control group of the sending program, or one above it: a path of cgroup v2; `*` stands for any characters.
+    pub cgroup: Option<String>,
+}
+
+/// A program that holds a socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// The path of its file, if known.
+    pub executable: Option<String>,
+    /// Its control group: a path of cgroup v2, if known.
+    pub cgroup: Option<String>,
 }
 
 impl Rule {
-    /// Returns whether the rule covers a flow of this topic whose packets have this DSCP.
-    pub fn covers(&self, flow: &Flow, dscp: u8, topic: Option<&str>) -> bool {
+    /// Returns whether the rule covers a flow of this topic, from one of these programs, whose packets have this DSCP.
+    pub fn covers(&self, flow: &Flow, dscp: u8, topic: Option<&str>, programs: &[Program]) -> bool {
         let in_range = |(first, last): (u16, u16)| {
             let within = |port: u16| port != 0 && (first..=last).contains(&port);
             within(flow.from.1) || within(flow.to.1)
@@ -159,6 +179,30 @@ impl Rule {
                 .topic
                 .as_deref()
                 .is_none_or(|pattern| topic.is_some_and(|topic| is_match(pattern, topic)))
+            && (!self.needs_program() || programs.iter().any(|program| self.covers_program(program)))
+    }
+
+    /// Returns whether the rule only covers flows whose program is known.
+    pub fn needs_program(&self) -> bool {
+        self.executable.is_some() || self.cgroup.is_some()
+    }
+
+    fn covers_program(&self, program: &Program) -> bool {
+        let is_file = |pattern: &str, path: &str| match pattern.contains('/') {
+            true => is_alike(pattern, path),
+            false => is_alike(pattern, path.rsplit('/').next().unwrap_or(path)),
+        };
+        let is_in = |pattern: &str, path: &str| {
+            let above = path.char_indices().filter(|(at, sign)| *sign == '/' && *at > 0);
+            let mut groups = above.map(|(at, _)| &path[..at]).chain([path]);
+            groups.any(|group| is_alike(pattern, group))
+        };
+        let holds = |pattern: &Option<String>, of: &Option<String>, holds: fn(&str, &str) -> bool| {
+            pattern
+                .as_deref()
+                .is_none_or(|pattern| of.as_deref().is_some_and(|of| holds(pattern, of)))
+        };
+        holds(&self.executable, &program.executable, is_file) && holds(&self.cgroup, &program.cgroup, is_in)
     }
 }
 
@@ -314,6 +358,10 @@ pub struct Protect<P> {
     /// The rules of the team file, followed by the agent's own.
     rules: Vec<Rule>,
     first_own: usize,
+    /// Whether any rule names a program.
+    needs_programs: bool,
+    /// The flows whose programs the driver has to find out.
+    unknown: VecDeque<Flow>,
     /// The bounds for unmarked flows, and for marked ones.
     bounds: [Bounds; 2],
     flows: Flows,
@@ -334,6 +382,8 @@ impl<P> Protect<P> {
         let first_own = rules.len();
         rules.extend(config.own_rules.into_iter().take(RULES_MAX));
         Protect {
+            needs_programs: rules.iter().any(Rule::needs_program),
+            unknown: VecDeque::new(),
             rules,
             first_own,
             bounds: [config.control_bps_max, config.marked_bps_max].map(|rate_bps_max| Bounds {
@@ -380,10 +430,23 @@ impl<P> Protect<P> {
     pub fn on_topic(&mut self, writer: Guid, topic: &str) {
         if self.topics.add(writer, topic) {
             for at in self.flows.of_writer(writer) {
-                let entry = self.flows.get(at);
-                let rule = self.rule_of(&entry.flow, entry.dscp);
-                self.flows.get_mut(at).rule = rule;
+                self.find_rule(at);
             }
+        }
+    }
+
+    /// Returns the next flow whose programs the driver has to find out, until `None`. The flows of DDS writers share
+    /// ports, and each is returned.
+    pub fn poll_unknown(&mut self) -> Option<Flow> {
+        self.unknown.pop_front()
+    }
+
+    /// Records the programs that hold the socket of a flow's sender; several, if they share it.
+    pub fn on_programs(&mut self, flow: &Flow, mut programs: Vec<Program>) {
+        if let Some(at) = self.flows.find(flow) {
+            programs.truncate(PROGRAMS_MAX);
+            self.flows.get_mut(at).programs = programs;
+            self.find_rule(at);
         }
     }
 
@@ -512,7 +575,7 @@ impl<P> Protect<P> {
         }
         let at = self.flows.add(head.flow, head.dscp, now);
         self.queues.add(at);
-        self.flows.get_mut(at).rule = self.rule_of(&head.flow, head.dscp);
+        self.find_rule(at);
         at
     }
 
@@ -545,9 +608,25 @@ impl<P> Protect<P> {
         self.changes.len() >= CHANGES_MAX
     }
 
-    fn rule_of(&self, flow: &Flow, dscp: u8) -> Option<usize> {
+    /// Finds the rule that covers the flow from now on.
+    fn find_rule(&mut self, at: u32) {
+        let Entry {
+            flow, dscp, programs, ..
+        } = self.flows.get(at);
         let topic = self.topics.of(flow);
-        self.rules.iter().position(|rule| rule.covers(flow, dscp, topic))
+        let mut rules = self.rules.iter();
+        let rule = rules.position(|rule| rule.covers(flow, *dscp, topic, programs));
+        self.flows.get_mut(at).rule = rule;
+    }
+
+    /// Lets the driver find out whose flow it is, once.
+    fn ask_for_programs(&mut self, at: u32) {
+        let has_room = self.unknown.len() < UNKNOWN_MAX;
+        let entry = self.flows.get_mut(at);
+        if has_room && at != SHARED && !entry.asked && matches!(entry.flow.protocol, TCP | UDP) {
+            entry.asked = true;
+            self.unknown.push_back(entry.flow);
+        }
     }
 
     /// Records a packet. Returns whether it begins a message.
@@ -570,8 +649,10 @@ impl<P> Protect<P> {
             (entry.large, entry.calm_from, entry.calm_messages) = (true, now, 0);
         }
         if entry.has_new_dscp(head.dscp) && at != SHARED {
-            let rule = self.rule_of(&head.flow, head.dscp);
-            self.flows.get_mut(at).rule = rule;
+            self.find_rule(at);
+        }
+        if self.needs_programs {
+            self.ask_for_programs(at);
         }
         begins
     }

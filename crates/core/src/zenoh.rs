@@ -160,8 +160,8 @@ pub fn overwrites(rules: &[Rule]) -> Result<Vec<Overwrite>, usize> {
 
 /// Returns the topic that a rule names, if it names nothing else.
 fn named(rule: &Rule) -> Option<&str> {
-    let more = rule.protocol.is_some() || rule.ports.is_some() || rule.to.is_some() || rule.dscp.is_some();
-    rule.topic.as_deref().filter(|_| !more)
+    let of_packets = rule.protocol.is_some() || rule.ports.is_some() || rule.to.is_some() || rule.dscp.is_some();
+    rule.topic.as_deref().filter(|_| !of_packets && !rule.needs_program())
 }
 
 /// Returns the key expressions of a rule's pattern, in which `*` stands for any characters. A pattern that begins with
@@ -236,6 +236,8 @@ mod tests {
             to: None,
             dscp: None,
             topic: Some(topic.to_owned()),
+            executable: None,
+            cgroup: None,
         }
     }
 

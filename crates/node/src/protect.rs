@@ -24,6 +24,7 @@ mod card;
 mod fragments;
 mod neighbours;
 mod packet;
+mod programs;
 mod routes;
 mod segments;
 mod tun;
@@ -38,13 +39,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coorp_core::paths;
-use coorp_core::protect::{Change, Class, Config, Head, Linger, Protect, Reason, Status, Verdict};
+use coorp_core::protect::{Change, Class, Config, Head, Linger, Protect, Reason, Rule, Status, Verdict};
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
 use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
 use self::packet::Packet;
+use self::programs::Programs;
 pub use self::routes::{protect_priorities, unprotect};
 use self::routes::{Outlet, Routes};
 use self::segments::{Offer, Segments};
@@ -246,6 +248,8 @@ struct Lane {
     /// Held while bulk waits, and a little longer.
     wish: Option<Wish>,
     linger: Linger,
+    /// `None` if no rule names a program.
+    programs: Option<Programs>,
     /// The flows that are control, as the robot knows them, by number.
     control: BTreeMap<u32, (FlowId, Went)>,
     /// The time until which ordinary packets and bulk wait.
@@ -273,6 +277,9 @@ impl Lane {
             own_rules: zenoh::rules(&member.team),
             ..Config::default()
         };
+        let woken = outside.clone();
+        let by_program = config.rules.iter().any(Rule::needs_program);
+        let programs = by_program.then(|| Programs::start(move || woken.wake()));
         let lane = Lane {
             path,
             robot: robot.clone(),
@@ -288,6 +295,7 @@ impl Lane {
             outside,
             wish: None,
             linger: Linger::default(),
+            programs: programs.transpose()?,
             control: BTreeMap::new(),
             still_until: Instant::ZERO,
             show_at: Instant::ZERO,
@@ -323,6 +331,7 @@ impl Lane {
     fn round(&mut self) -> io::Result<()> {
         self.learn();
         let more = self.take()?;
+        self.find_programs();
         self.follow_changes();
         let still = self.still_until.since(self.robot.now());
         let more = still == Duration::ZERO && self.send_ordinary() || more;
@@ -438,6 +447,20 @@ impl Lane {
             let _ = rustix::io::read(self.outside.wakes.as_fd(), &mut [0; 8]);
         }
         Ok(())
+    }
+
+    /// Lets new flows' programs be found, for rules that name programs.
+    fn find_programs(&mut self) {
+        let Some(programs) = &self.programs else { return };
+        for (flow, found) in programs.found() {
+            self.protect.on_programs(&flow, found);
+        }
+        while programs.has_room() {
+            let Some(flow) = self.protect.poll_unknown() else {
+                break;
+            };
+            programs.look_up(flow);
+        }
     }
 
     /// Tells the robot what has left; returns whether anything has.

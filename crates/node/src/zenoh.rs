@@ -31,6 +31,8 @@ pub(crate) fn rules(team: &Team) -> Vec<Rule> {
         to: None,
         dscp: None,
         topic: None,
+        executable: None,
+        cgroup: None,
     };
     let of_robots = |first: u16| {
         [

@@ -124,6 +124,7 @@ impl Team {
                 rule.to.is_some(),
                 rule.dscp.is_some(),
                 rule.topic.is_some(),
+                rule.needs_program(),
             ];
             ensure(conditions.contains(&true), || {
                 format!("protection rule {number} has no condition")
@@ -133,9 +134,10 @@ impl Team {
                 .ports
                 .is_none_or(|(first, last)| 0 < first && first <= last && ported);
             let dscp = rule.dscp.is_none_or(|dscp| dscp <= rules::DSCP_MAX);
-            let topic = rule.topic.as_ref();
-            let topic = topic.is_none_or(|topic| (1..=rules::TOPIC_BYTES_MAX).contains(&topic.len()));
-            ensure(ports && dscp && topic, || {
+            let names = [&rule.topic, &rule.executable, &rule.cgroup];
+            let mut names = names.into_iter().flatten();
+            let named = names.all(|name| (1..=rules::NAME_BYTES_MAX).contains(&name.len()));
+            ensure(ports && dscp && named, || {
                 format!("protection rule {number} is out of range")
             })?;
         }

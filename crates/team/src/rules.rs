@@ -18,8 +18,8 @@ pub(crate) const WAYPOINTS_MAX: usize = 1_000;
 pub(crate) const INTERFACES_MAX: usize = 7;
 /// Maximum number of `[[event]]` tables.
 pub(crate) const EVENTS_MAX: usize = 1_000;
-/// The longest pattern of a topic's name in a `[[protect]]` table. DDS names have 255 characters at most.
-pub(crate) const TOPIC_BYTES_MAX: usize = 255;
+/// The longest pattern of a name in a `[[protect]]` table. Topics of DDS have 255 characters at most, as have files.
+pub(crate) const NAME_BYTES_MAX: usize = 255;
 /// Maximum number of `[[protect]]` tables; every packet of an unknown flow passes through all of them.
 pub(crate) const PROTECT_MAX: usize = 64;
 /// The greatest DSCP, of six bits.

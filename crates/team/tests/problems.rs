@@ -642,7 +642,8 @@ fn what_to_protect_is_read_in_the_files_order() {
          [[protect]]\nas = \"bulk\"\nports = \"5000-5010\"\n\
          [[protect]]\nas = \"control\"\ndscp = \"EF\"\n\
          [[protect]]\nas = \"ordinary\"\nprotocol = 132\ndscp = 0x3f\n\
-         [[protect]]\nas = \"bulk\"\ntopic = \"/camera/*\"\n"
+         [[protect]]\nas = \"bulk\"\ntopic = \"/camera/*\"\n\
+         [[protect]]\nas = \"bulk\"\nexecutable = \"rsync\"\ncgroup = \"/system.slice/*\"\n"
     );
     let rule = |class| Rule {
         class,
@@ -651,6 +652,8 @@ fn what_to_protect_is_read_in_the_files_order() {
         to: None,
         dscp: None,
         topic: None,
+        executable: None,
+        cgroup: None,
     };
     let expected = [
         Rule {
@@ -674,6 +677,11 @@ fn what_to_protect_is_read_in_the_files_order() {
         },
         Rule {
             topic: Some("/camera/*".to_owned()),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            executable: Some("rsync".to_owned()),
+            cgroup: Some("/system.slice/*".to_owned()),
             ..rule(Class::Bulk)
         },
     ];
@@ -705,6 +713,10 @@ fn what_to_protect_is_read_in_the_files_order() {
         },
         Rule {
             topic: Some(String::new()),
+            ..rule(Class::Bulk)
+        },
+        Rule {
+            executable: Some("a".repeat(256)),
             ..rule(Class::Bulk)
         },
     ];
@@ -789,6 +801,19 @@ fn what_to_protect() {
             "did you mean \"AF4",
             "or a number from 0 to 63",
         ],
+    );
+    for (key, example) in [
+        ("executable", "/usr/bin/rsync"),
+        ("cgroup", "/system.slice/maps.service"),
+    ] {
+        rule(
+            &format!("{key} = \"\"\n"),
+            &["team.toml:13:", &format!("`{key}` has 0 characters"), example],
+        );
+    }
+    rule(
+        "cgroup = \"maps.service\"\n",
+        &["team.toml:13:10", "does not begin with \"/\"", "/proc/PID/cgroup"],
     );
     rule(
         "to = \"10.0.0.300\"\n",

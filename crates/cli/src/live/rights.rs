@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{absolute, Path};
 
+use coorp_core::protect::Rule;
 use rustix::process::{geteuid, getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{
     capabilities, capabilities_secure_bits, clear_ambient_capability_set, configure_capability_in_ambient_set,
@@ -32,11 +33,11 @@ const NUMBERS: u32 = 64;
 const REAL_TIME: u64 = 1;
 
 /// Drops all rights except those that protection needs. Must run before any other thread starts. `places` are the files
-/// and folders that the agent will read or change.
+/// and folders that the agent will read or change; `rules` the team's, some of which may name programs.
 ///
 /// # Errors
 /// The kernel refuses, or there are other threads.
-pub fn drop_most(places: &[&Path]) -> Result<(), Failure> {
+pub fn drop_most(places: &[&Path], rules: &[Rule]) -> Result<(), Failure> {
     let refused = |error: io::Error| Failure::Found(format!("failed: cannot drop the rights of root: {error}"));
     let threads = fs::read_dir("/proc/self/task").map_err(refused)?.count();
     if threads > 1 {
@@ -57,6 +58,16 @@ pub fn drop_most(places: &[&Path]) -> Result<(), Failure> {
              agent as a service",
             place.display()
         ));
+    }
+    if rules.iter().any(Rule::needs_program) {
+        kept |= CapabilitySet::SYS_PTRACE;
+        output::note(match had.permitted.contains(CapabilitySet::SYS_PTRACE) {
+            true => "note: the agent keeps the right to look into all programs, for rules with `executable` or `cgroup`",
+            false => {
+                "note: rules with `executable` or `cgroup` only cover programs of the agent's own user, because it lacks \
+                 CAP_SYS_PTRACE"
+            }
+        });
     }
     drop_but(kept & had.permitted, had).map_err(|error| refused(error.into()))
 }

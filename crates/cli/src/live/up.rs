@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .flatten()
             .map(PathBuf::as_path)
             .collect();
-        rights::drop_most(&places)?;
+        rights::drop_most(&places, &team.protect)?;
     }
     let node = Node::open_agent(Options {
         team: team.clone(),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::nature::Nature;
 use super::order::Order;
-use super::{Class, Flow, Reason};
+use super::{Class, Flow, Program, Reason};
 use crate::rtps::Guid;
 use crate::{Duration, Instant};
 
@@ -47,6 +47,9 @@ pub(super) struct Entry {
     pub large: bool,
     /// The number of newest consecutive packets without payload.
     pub empty: u8,
+    /// Whether the driver was asked for the flow's programs, and its answer.
+    pub asked: bool,
+    pub programs: Vec<Program>,
 }
 
 impl Entry {
@@ -69,6 +72,8 @@ impl Entry {
             calm_messages: 0,
             large: false,
             empty: 0,
+            asked: false,
+            programs: Vec::new(),
         }
     }
 

@@ -47,6 +47,8 @@ fn ruled(class: Class, port: u16) -> Rule {
         to: None,
         dscp: None,
         topic: None,
+        executable: None,
+        cgroup: None,
     }
 }
 
@@ -202,6 +204,112 @@ fn control_goes_at_once_and_the_rest_waits_to_be_asked_for() {
     assert_eq!(changes(&mut protect), told);
 }
 
+/// A program of this file and this control group.
+fn program(executable: &str, cgroup: &str) -> Program {
+    Program {
+        executable: Some(executable.to_owned()),
+        cgroup: Some(cgroup.to_owned()),
+    }
+}
+
+#[test]
+fn rules_name_programs_by_file_and_by_control_group() {
+    let any = Rule {
+        ports: None,
+        ..ruled(Class::Bulk, 0)
+    };
+    let by_file = |pattern: &str| Rule {
+        executable: Some(pattern.to_owned()),
+        ..any.clone()
+    };
+    let by_group = |pattern: &str| Rule {
+        cgroup: Some(pattern.to_owned()),
+        ..any.clone()
+    };
+    let rsync = program("/usr/bin/rsync", "/system.slice/maps.service/sync");
+    let covers = |rule: &Rule| rule.covers(&flow(0), 0, None, &[program("/bin/sh", "/"), rsync.clone()]);
+    for (pattern, covered) in [
+        ("rsync", true),
+        ("rsy*", true),
+        ("sync", false),
+        ("/usr/bin/rsync", true),
+        ("/usr/*", true),
+        ("/opt/*", false),
+        ("bin/rsync", false),
+    ] {
+        assert_eq!(covers(&by_file(pattern)), covered, "{pattern}");
+    }
+    for (pattern, covered) in [
+        ("/system.slice/maps.service/sync", true),
+        ("/system.slice/maps.service", true),
+        ("/system.slice/map*.service", true),
+        ("/system.slice/maps", false),
+        ("/system.slice", true),
+        ("/user.slice", false),
+    ] {
+        assert_eq!(covers(&by_group(pattern)), covered, "{pattern}");
+    }
+    let both = |group: &str| Rule {
+        cgroup: Some(group.to_owned()),
+        ..by_file("rsync")
+    };
+    assert!(covers(&both("/system.slice")) && !covers(&both("/user.slice")));
+    let unknown = [Program::default()];
+    assert!(!by_file("*").covers(&flow(0), 0, None, &unknown) && !by_group("*").covers(&flow(0), 0, None, &[]));
+}
+
+#[test]
+fn rules_by_program_hold_once_the_program_is_known() {
+    let rule = Rule {
+        executable: Some("rsync".to_owned()),
+        ports: None,
+        ..ruled(Class::Bulk, 0)
+    };
+    let mut protect = Protect::new(Config {
+        rules: vec![rule],
+        ..Config::default()
+    });
+    for _ in 0..2 {
+        protect.on_packet(head(0, FULL), 'p', at(0));
+        protect.on_packet(head(3, FULL), 'p', at(0));
+    }
+    let asked: Vec<Flow> = std::iter::from_fn(|| protect.poll_unknown()).collect();
+    assert_eq!(asked, [flow(0), flow(3)], "once each");
+    assert!(protect.has(Class::Ordinary) && !protect.has(Class::Bulk));
+    protect.on_programs(&flow(0), vec![program("/usr/bin/rsync", "/")]);
+    protect.on_programs(&flow(3), vec![program("/usr/bin/ssh", "/")]);
+    protect.on_programs(&flow(9), vec![program("/usr/bin/rsync", "/")]);
+    protect.on_packet(head(0, FULL), 'p', at(1));
+    protect.on_packet(head(3, FULL), 'p', at(1));
+    assert_eq!(changes(&mut protect), [(Class::Bulk, Reason::Rule(0))]);
+    assert_eq!(protect.poll_unknown(), None);
+    // Without a rule that needs it, and for what has no socket, nobody is asked.
+    let mut without = Protect::new(config());
+    without.on_packet(head(3, FULL), 'p', at(0));
+    assert_eq!(without.poll_unknown(), None);
+}
+
+#[test]
+fn more_flows_than_can_be_asked_for_are_asked_for_later() {
+    let rule = Rule {
+        cgroup: Some("/a".to_owned()),
+        ports: None,
+        ..ruled(Class::Bulk, 0)
+    };
+    let mut protect = Protect::new(Config {
+        rules: vec![rule],
+        ..Config::default()
+    });
+    let send = |protect: &mut Protect<char>| {
+        (0..300).for_each(|number| drop(protect.on_packet(head(number, 100), 'p', at(0))))
+    };
+    let asked = |protect: &mut Protect<char>| std::iter::from_fn(|| protect.poll_unknown()).count();
+    send(&mut protect);
+    assert_eq!(asked(&mut protect), UNKNOWN_MAX);
+    send(&mut protect);
+    assert_eq!(asked(&mut protect), 300 - UNKNOWN_MAX);
+}
+
 #[test]
 fn the_first_rule_that_covers_a_flow_holds() {
     let to: IpAddr = Ipv4Addr::new(10, 0, 0, 2).into();
@@ -212,6 +320,8 @@ fn the_first_rule_that_covers_a_flow_holds() {
         to: Some(to),
         dscp: None,
         topic: None,
+        executable: None,
+        cgroup: None,
     };
     let rules = vec![
         Rule {
@@ -283,12 +393,12 @@ fn port_0_stands_for_no_port() {
         to: (flow(0).to.0, 0),
         ..flow(0)
     };
-    assert!(!rule.covers(&portless, 0, None));
+    assert!(!rule.covers(&portless, 0, None, &[]));
     let all = Rule {
         ports: Some((0, u16::MAX)),
         ..rule
     };
-    assert!(!all.covers(&portless, 0, None) && all.covers(&flow(0), 0, None));
+    assert!(!all.covers(&portless, 0, None, &[]) && all.covers(&flow(0), 0, None, &[]));
 }
 
 /// The fragments of a periodic message that no rule names stay together, and ordinary.

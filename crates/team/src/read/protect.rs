@@ -3,7 +3,7 @@
 //! Left out: robots' names as receivers. Their addresses are known only once the team runs, and differ in the emulator.
 
 use crate::model::Robot;
-use crate::rules::{DSCP_MAX, PORTED, PROTECT_MAX, TOPIC_BYTES_MAX};
+use crate::rules::{DSCP_MAX, NAME_BYTES_MAX, PORTED, PROTECT_MAX};
 use crate::sheet::Sheet;
 use crate::units::clip;
 use coorp_core::protect::{Class, Rule};
@@ -13,6 +13,18 @@ const CLASSES: [(&str, Class); 3] = [
     ("control", Class::Control),
     ("bulk", Class::Bulk),
     ("ordinary", Class::Ordinary),
+];
+
+/// The keys that restrict a rule.
+const CONDITIONS: [&str; 8] = [
+    "protocol",
+    "port",
+    "ports",
+    "to",
+    "dscp",
+    "topic",
+    "executable",
+    "cgroup",
 ];
 
 /// Protocols by name.
@@ -64,14 +76,18 @@ fn rule(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Rule {
     }
     let to = to(sheet, robots);
     let dscp = sheet.name_or_integer("dscp", &CODE_POINTS, 0..=DSCP_MAX);
-    let topic = topic(sheet);
-    if !["protocol", "port", "ports", "to", "dscp", "topic"]
-        .iter()
-        .any(|key| sheet.has(key))
-    {
+    let topic = name(sheet, "topic", "a topic's name", "/camera/*");
+    let executable = name(sheet, "executable", "a program's file", "/usr/bin/rsync");
+    let cgroup = name(sheet, "cgroup", "a control group", "/system.slice/maps.service");
+    if let Some(group) = cgroup.as_ref().filter(|group| !group.starts_with(['/', '*'])) {
+        let message = format!("`cgroup`: \"{}\" does not begin with \"/\"", clip(group));
+        let mend = "write its path, as in `cat /proc/PID/cgroup` after \"0::\"";
+        sheet.problem("cgroup", message, mend);
+    }
+    if CONDITIONS.iter().all(|key| !sheet.has(key)) {
         let (problems, file) = sheet.problems();
         let message = "[[protect]] has no condition, so it would match every packet";
-        let mend = "add `port`, `ports`, `protocol`, `to`, `dscp` or `topic`";
+        let mend = "add `port`, `ports`, `protocol`, `to`, `dscp`, `topic`, `executable` or `cgroup`";
         problems.add(file, sheet.span(), message, mend);
     }
     sheet.finish();
@@ -83,16 +99,18 @@ fn rule(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Rule {
         to,
         dscp,
         topic,
+        executable,
+        cgroup,
     }
 }
 
-/// Reads `topic`: the name of a DDS topic, or of a ROS 2 topic.
-fn topic(sheet: &mut Sheet<'_>) -> Option<String> {
-    let (text, _) = sheet.string("topic")?;
-    if text.is_empty() || text.len() > TOPIC_BYTES_MAX {
-        let message = format!("`topic` has {} characters", text.len());
-        let mend = format!("write a topic's name of 1 to {TOPIC_BYTES_MAX} characters, such as \"/camera/*\"");
-        sheet.problem("topic", message, mend);
+/// Reads the pattern of a name.
+fn name(sheet: &mut Sheet<'_>, key: &'static str, what: &str, example: &str) -> Option<String> {
+    let (text, _) = sheet.string(key)?;
+    if text.is_empty() || text.len() > NAME_BYTES_MAX {
+        let message = format!("`{key}` has {} characters", text.len());
+        let mend = format!("write {what} of 1 to {NAME_BYTES_MAX} characters, such as \"{example}\"");
+        sheet.problem(key, message, mend);
         return None;
     }
     Some(text.to_owned())
