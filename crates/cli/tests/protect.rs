@@ -112,10 +112,20 @@ fn protected_streams_arrive_whole_beside_control() {
     }
 }
 
-/// The rover sends few datagrams at odd times, which only a rule makes bulk. The base runs `coorp watch`.
+/// A program of another user on the rover sends few datagrams at odd times, which only a rule makes bulk. The base runs
+/// `coorp watch`.
 const NAMED: &str = r#"
-import os, socket, subprocess, sys, time
+import ctypes, os, signal, socket, subprocess, sys, time
 COORP, team, folder = sys.argv[1:]
+def send_as_another_user():
+    PR_SET_DUMPABLE, libc = 4, ctypes.CDLL(None)
+    os.setuid(65534)
+    # As after the start of a program: only then the process is that user's.
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    while True:
+        own.sendto(bytes(100), ("base", 7001))
+        time.sleep(0.05 + time.monotonic() % 0.1)
 done = os.path.join(folder, "done")
 if os.environ["COORP_ROBOT"] == "base":
     until, found = time.monotonic() + 20, False
@@ -125,11 +135,11 @@ if os.environ["COORP_ROBOT"] == "base":
         found = any(":7001" in line and "bulk" in line and "rule 2" in line for line in shown.splitlines())
     print("found", found, "" if found else shown, flush=True)
     open(done, "w").close()
-own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-while not os.path.exists(done):
-    if os.environ["COORP_ROBOT"] == "rover":
-        own.sendto(bytes(100), ("base", 7001))
-    time.sleep(0.05 + time.monotonic() % 0.1)
+elif os.environ["COORP_ROBOT"] == "rover":
+    sender = os.fork() or send_as_another_user()
+    while not os.path.exists(done):
+        time.sleep(0.1)
+    os.kill(sender, signal.SIGKILL)
 "#;
 
 #[test]

@@ -28,8 +28,8 @@
 //! Small packets of bulk go at once if no packet of their flow waits. Examples are requests, and acknowledgements of
 //! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit.
 //!
-//! Flows whose packets have no payload acknowledge traffic in the other direction. They need no permit, but the driver
-//! holds them too while control is due ([`Protect::may_acknowledge`]). A bare acknowledgement may have to wait for
+//! TCP's flows whose packets have no payload acknowledge traffic in the other direction. They need no permit, but the
+//! driver holds them too while control is due ([`Protect::may_acknowledge`]). A bare acknowledgement may have to wait for
 //! another robot's bulk below the agent, and there control cannot overtake it. They also leave together, at most once
 //! every [`ACKNOWLEDGE_EVERY`]: an exchange on the air takes nearly as long for one of them as for twenty, and the
 //! sender of bulk waits for each.
@@ -42,7 +42,8 @@
 //! all flows have waiting packets, new flows share one queue until that is empty.
 //!
 //! A rule may name the program that sends. The driver finds it out ([`Protect::poll_unknown`]), which takes a while, and
-//! until then such a rule covers nothing. Only sockets of TCP and UDP belong to a program.
+//! until then such a rule covers nothing. It is asked from a flow's second packet on, because each refused connection is
+//! a flow of one packet. Only sockets of TCP and UDP belong to a program.
 //!
 //! DDS sends all topics of two participants through one pair of ports. In DDS, each writer is a flow ([`crate::rtps`]).
 //! Its topic is known once its announcement has passed ([`Protect::on_topic`]).
@@ -81,6 +82,8 @@ pub const FLOWS_MAX: usize = 65_536;
 pub const BYTES_MAX: u32 = 1 << 30;
 /// Maximum number of flows that wait for [`Protect::poll_unknown`]. Others ask again with their next packet.
 const UNKNOWN_MAX: usize = 256;
+/// The time after which the driver is asked again if it has found no program.
+const ASK_EVERY: Duration = Duration::from_secs(30);
 /// Maximum number of programs that are kept of one flow.
 const PROGRAMS_MAX: usize = 8;
 /// Maximum number of changes that wait for [`Protect::poll`]. Beyond it, flows keep their classes.
@@ -167,6 +170,12 @@ pub struct Program {
 impl Rule {
     /// Returns whether the rule covers a flow of this topic, from one of these programs, whose packets have this DSCP.
     pub fn covers(&self, flow: &Flow, dscp: u8, topic: Option<&str>, programs: &[Program]) -> bool {
+        self.covers_packets(flow, dscp, topic)
+            && (!self.needs_program() || programs.iter().any(|program| self.covers_program(program)))
+    }
+
+    /// Returns the same, whatever program sends.
+    fn covers_packets(&self, flow: &Flow, dscp: u8, topic: Option<&str>) -> bool {
         let in_range = |(first, last): (u16, u16)| {
             let within = |port: u16| port != 0 && (first..=last).contains(&port);
             within(flow.from.1) || within(flow.to.1)
@@ -179,7 +188,6 @@ impl Rule {
                 .topic
                 .as_deref()
                 .is_none_or(|pattern| topic.is_some_and(|topic| is_match(pattern, topic)))
-            && (!self.needs_program() || programs.iter().any(|program| self.covers_program(program)))
     }
 
     /// Returns whether the rule only covers flows whose program is known.
@@ -358,8 +366,6 @@ pub struct Protect<P> {
     /// The rules of the team file, followed by the agent's own.
     rules: Vec<Rule>,
     first_own: usize,
-    /// Whether any rule names a program.
-    needs_programs: bool,
     /// The flows whose programs the driver has to find out.
     unknown: VecDeque<Flow>,
     /// The bounds for unmarked flows, and for marked ones.
@@ -382,7 +388,6 @@ impl<P> Protect<P> {
         let first_own = rules.len();
         rules.extend(config.own_rules.into_iter().take(RULES_MAX));
         Protect {
-            needs_programs: rules.iter().any(Rule::needs_program),
             unknown: VecDeque::new(),
             rules,
             first_own,
@@ -616,15 +621,22 @@ impl<P> Protect<P> {
         let topic = self.topics.of(flow);
         let mut rules = self.rules.iter();
         let rule = rules.position(|rule| rule.covers(flow, *dscp, topic, programs));
-        self.flows.get_mut(at).rule = rule;
+        let before = &self.rules[..rule.unwrap_or(self.rules.len())];
+        let mut by_program = before.iter().filter(|rule| rule.needs_program());
+        let depends = programs.is_empty()
+            && matches!(flow.protocol, TCP | UDP)
+            && by_program.any(|rule| rule.covers_packets(flow, *dscp, topic));
+        let entry = self.flows.get_mut(at);
+        (entry.rule, entry.depends_on_program) = (rule, depends);
     }
 
-    /// Lets the driver find out whose flow it is, once.
-    fn ask_for_programs(&mut self, at: u32) {
+    /// Lets the driver find out whose flow it is.
+    fn ask_for_programs(&mut self, at: u32, now: Instant) {
         let has_room = self.unknown.len() < UNKNOWN_MAX;
         let entry = self.flows.get_mut(at);
-        if has_room && at != SHARED && !entry.asked && matches!(entry.flow.protocol, TCP | UDP) {
-            entry.asked = true;
+        let is_due = entry.packets > 1 && entry.asked_at.is_none_or(|asked_at| now.since(asked_at) >= ASK_EVERY);
+        if has_room && is_due && at != SHARED {
+            entry.asked_at = Some(now);
             self.unknown.push_back(entry.flow);
         }
     }
@@ -651,8 +663,8 @@ impl<P> Protect<P> {
         if entry.has_new_dscp(head.dscp) && at != SHARED {
             self.find_rule(at);
         }
-        if self.needs_programs {
-            self.ask_for_programs(at);
+        if self.flows.get(at).depends_on_program {
+            self.ask_for_programs(at, now);
         }
         begins
     }
@@ -661,8 +673,11 @@ impl<P> Protect<P> {
     fn judge(&mut self, at: u32, begins: bool, now: Instant) {
         self.classify(at, begins, now);
         let entry = self.flows.get(at);
+        // Packets that wait for a permit do not go as acknowledgements.
+        let waits_elsewhere = self.queues.lane(at) != Lane::Empty && !self.queues.is_empty(at);
+        let acknowledges = entry.flow.protocol == TCP && entry.empty >= EMPTY_MIN && !waits_elsewhere;
         let lane = match lane(entry.class) {
-            Some(_) if at != SHARED && entry.empty >= EMPTY_MIN => Lane::Empty,
+            Some(_) if acknowledges => Lane::Empty,
             lane => lane.unwrap_or(Lane::Ordinary),
         };
         self.queues.set_lane(at, lane);

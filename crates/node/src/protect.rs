@@ -379,9 +379,12 @@ impl Lane {
         }
         let now = self.robot.now();
         self.protect.set_open(true, now);
-        self.protect.may_acknowledge(true, Instant::FAR_FUTURE);
         for class in [Class::Ordinary, Class::Bulk] {
-            while let Some(packet) = self.next(class, TOGETHER_MAX, now) {
+            loop {
+                self.protect.may_acknowledge(true, Instant::FAR_FUTURE);
+                let Some(packet) = self.next(class, TOGETHER_MAX, now) else {
+                    break;
+                };
                 self.card.send(vec![packet], class, None, now);
             }
         }
@@ -452,14 +455,8 @@ impl Lane {
     /// Lets new flows' programs be found, for rules that name programs.
     fn find_programs(&mut self) {
         let Some(programs) = &self.programs else { return };
-        for (flow, found) in programs.found() {
+        for (flow, found) in programs.exchange(|| self.protect.poll_unknown()) {
             self.protect.on_programs(&flow, found);
-        }
-        while programs.has_room() {
-            let Some(flow) = self.protect.poll_unknown() else {
-                break;
-            };
-            programs.look_up(flow);
         }
     }
 

@@ -18,7 +18,8 @@ pub(crate) const WAYPOINTS_MAX: usize = 1_000;
 pub(crate) const INTERFACES_MAX: usize = 7;
 /// Maximum number of `[[event]]` tables.
 pub(crate) const EVENTS_MAX: usize = 1_000;
-/// The longest pattern of a name in a `[[protect]]` table. Topics of DDS have 255 characters at most, as have files.
+/// The longest pattern of a name in a `[[protect]]` table. Topics of DDS have 255 characters at most;
+/// of a longer path, `*` stands for a part.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 /// Maximum number of `[[protect]]` tables; every packet of an unknown flow passes through all of them.
 pub(crate) const PROTECT_MAX: usize = 64;

@@ -213,7 +213,19 @@ const TABLES: [(&str, &[&str]); 12] = [
             "turns",
         ],
     ),
-    ("[[protect]]", &["protocol", "port", "ports", "to", "dscp"]),
+    (
+        "[[protect]]",
+        &[
+            "protocol",
+            "port",
+            "ports",
+            "to",
+            "dscp",
+            "topic",
+            "executable",
+            "cgroup",
+        ],
+    ),
 ];
 
 /// Generates tables with some of their keys and with values that may or may not be valid, after two valid robots.

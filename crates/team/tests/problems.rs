@@ -811,9 +811,19 @@ fn what_to_protect() {
             &["team.toml:13:", &format!("`{key}` has 0 characters"), example],
         );
     }
+    for path in ["maps.service", "/system.slice/", "/"] {
+        rule(
+            &format!("cgroup = \"{path}\"\n"),
+            &["team.toml:13:10", "no control group's path", "/proc/PID/cgroup"],
+        );
+    }
     rule(
-        "cgroup = \"maps.service\"\n",
-        &["team.toml:13:10", "does not begin with \"/\"", "/proc/PID/cgroup"],
+        "executable = \"bin/rsync\"\n",
+        &["team.toml:13:14", "no file's path", "the file's name alone"],
+    );
+    rule(
+        "executable = \"ping\"\nprotocol = \"icmp\"\n",
+        &["team.toml:13:", "whose sender is not known", "or remove `executable`"],
     );
     rule(
         "to = \"10.0.0.300\"\n",

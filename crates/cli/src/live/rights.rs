@@ -27,6 +27,8 @@ use crate::output;
 const ALWAYS: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW);
 /// The rights that `ip` needs.
 const FOR_PROGRAMS: CapabilitySet = CapabilitySet::NET_ADMIN;
+/// Whose a socket is: to list another user's descriptors, and to read where they lead.
+const TO_SEE_PROGRAMS: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 /// No capability has a higher number.
 const NUMBERS: u32 = 64;
 /// The real-time priority of threads that carry control: `coorp_node::real_time`.
@@ -60,12 +62,12 @@ pub fn drop_most(places: &[&Path], rules: &[Rule]) -> Result<(), Failure> {
         ));
     }
     if rules.iter().any(Rule::needs_program) {
-        kept |= CapabilitySet::SYS_PTRACE;
-        output::note(match had.permitted.contains(CapabilitySet::SYS_PTRACE) {
+        kept |= TO_SEE_PROGRAMS;
+        output::note(match had.permitted.contains(TO_SEE_PROGRAMS) {
             true => "note: the agent keeps the right to look into all programs, for rules with `executable` or `cgroup`",
             false => {
                 "note: rules with `executable` or `cgroup` only cover programs of the agent's own user, because it lacks \
-                 CAP_SYS_PTRACE"
+                 CAP_SYS_PTRACE or CAP_DAC_READ_SEARCH"
             }
         });
     }

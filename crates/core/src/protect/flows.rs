@@ -47,8 +47,10 @@ pub(super) struct Entry {
     pub large: bool,
     /// The number of newest consecutive packets without payload.
     pub empty: u8,
-    /// Whether the driver was asked for the flow's programs, and its answer.
-    pub asked: bool,
+    /// Whether it depends on the program that sends which rule covers the flow.
+    pub depends_on_program: bool,
+    /// When the driver was last asked for programs, and its answer.
+    pub asked_at: Option<Instant>,
     pub programs: Vec<Program>,
 }
 
@@ -72,7 +74,8 @@ impl Entry {
             calm_messages: 0,
             large: false,
             empty: 0,
-            asked: false,
+            depends_on_program: false,
+            asked_at: None,
             programs: Vec::new(),
         }
     }

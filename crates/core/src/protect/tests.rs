@@ -104,11 +104,22 @@ fn small_packets_of_bulk_go_at_once_unless_others_of_their_flow_wait() {
     assert_eq!(protect.on_packet(head(0, 256), 4, at(4)), Verdict::Pass(4));
 }
 
-/// Sends packets of a flow without payload.
+/// The head of a TCP packet of this length, with payload.
+fn segment(number: u16, bytes: u32) -> Head {
+    Head {
+        flow: Flow {
+            protocol: TCP,
+            ..flow(number)
+        },
+        ..head(number, bytes)
+    }
+}
+
+/// Sends TCP packets without payload.
 fn acknowledge(protect: &mut Protect<u32>, number: u16, packets: std::ops::Range<u32>) -> Vec<Verdict<u32>> {
     let empty = Head {
         message_bytes: Some(0),
-        ..head(number, 52)
+        ..segment(number, 52)
     };
     packets
         .map(|packet| protect.on_packet(empty, packet, at(u64::from(packet))))
@@ -136,8 +147,36 @@ fn acknowledgements_can_be_held_until_they_carry_something() {
     assert_eq!(protect.acknowledge_at(), None);
     protect.may_acknowledge(false, at(50));
     acknowledge(&mut protect, 2, 30..32);
-    queue(&mut protect, 2, 32..33, at(32));
+    protect.on_packet(segment(2, FULL), 32, at(32));
     assert_eq!(taken(&mut protect), [30, 31, 32], "in their order");
+}
+
+#[test]
+fn bulk_that_waits_for_a_permit_does_not_leave_as_an_acknowledgement() {
+    let mut protect = Protect::new(config());
+    protect.on_packet(segment(0, FULL), 0, at(0));
+    acknowledge(&mut protect, 0, 1..20);
+    protect.may_acknowledge(true, at(20));
+    assert!(!protect.acknowledges() && protect.next(Class::Ordinary, at(20)).is_none());
+    protect.set_open(true, at(20));
+    assert_eq!(drain(&mut protect, at(20)), (0..20).collect::<Vec<u32>>());
+    acknowledge(&mut protect, 0, 20..21);
+    protect.may_acknowledge(true, at(21));
+    assert!(protect.acknowledges());
+}
+
+#[test]
+fn only_tcps_acknowledgements_wait() {
+    let mut protect = Protect::new(config());
+    let empty = Head {
+        message_bytes: Some(0),
+        ..head(2, 52)
+    };
+    for packet in 0..20_u32 {
+        protect.on_packet(empty, packet, at(u64::from(packet)));
+    }
+    assert_eq!(protect.acknowledge_at(), None);
+    assert!(protect.has(Class::Ordinary));
 }
 
 #[test]
@@ -153,9 +192,10 @@ fn acknowledgements_leave_together() {
         }
         left.push(std::iter::from_fn(|| protect.next(Class::Ordinary, now)).count());
     }
-    // The first ones leave at once, then one departure takes what has come in 4 ms.
-    assert_eq!(left, [11, 0, 0, 0, 4, 0, 0, 0, 4, 0]);
-    assert_eq!(protect.acknowledge_at(), Some(at(22)));
+    // The first ones wait among the ordinary packets, and the next one leaves at once. Then one departure takes what has
+    // come in 4 ms.
+    assert_eq!(left, [11, 1, 0, 0, 0, 4, 0, 0, 0, 4]);
+    assert_eq!(protect.acknowledge_at(), None);
     // After a pause there is none to wait for.
     acknowledge(&mut protect, 2, 30..31);
     protect.may_acknowledge(true, at(30));
@@ -269,6 +309,8 @@ fn rules_by_program_hold_once_the_program_is_known() {
         rules: vec![rule],
         ..Config::default()
     });
+    protect.on_packet(head(0, FULL), 'p', at(0));
+    assert_eq!(protect.poll_unknown(), None, "it may be only one packet");
     for _ in 0..2 {
         protect.on_packet(head(0, FULL), 'p', at(0));
         protect.on_packet(head(3, FULL), 'p', at(0));
@@ -282,11 +324,33 @@ fn rules_by_program_hold_once_the_program_is_known() {
     protect.on_packet(head(0, FULL), 'p', at(1));
     protect.on_packet(head(3, FULL), 'p', at(1));
     assert_eq!(changes(&mut protect), [(Class::Bulk, Reason::Rule(0))]);
+    protect.on_packet(head(0, FULL), 'p', at(40_000));
     assert_eq!(protect.poll_unknown(), None);
-    // Without a rule that needs it, and for what has no socket, nobody is asked.
-    let mut without = Protect::new(config());
-    without.on_packet(head(3, FULL), 'p', at(0));
-    assert_eq!(without.poll_unknown(), None);
+}
+
+#[test]
+fn only_flows_whose_rule_depends_on_their_program_are_asked_for() {
+    let by_program = |port| Rule {
+        cgroup: Some("/a".to_owned()),
+        ..ruled(Class::Bulk, port)
+    };
+    let mut protect = Protect::new(Config {
+        rules: vec![by_program(10_001), ruled(Class::Control, 10_002), by_program(10_002)],
+        ..Config::default()
+    });
+    let icmp = Head {
+        flow: Flow { protocol: 1, ..flow(1) },
+        ..head(1, 100)
+    };
+    let mut asked = |now| {
+        for head in [head(1, 100), head(2, 100), head(3, 100), icmp].repeat(2) {
+            protect.on_packet(head, 'p', at(now));
+        }
+        std::iter::from_fn(|| protect.poll_unknown()).collect::<Vec<Flow>>()
+    };
+    assert_eq!(asked(0), [flow(1)]);
+    assert_eq!(asked(29_000), []);
+    assert_eq!(asked(30_000), [flow(1)], "once more, as nobody was found");
 }
 
 #[test]
@@ -301,9 +365,12 @@ fn more_flows_than_can_be_asked_for_are_asked_for_later() {
         ..Config::default()
     });
     let send = |protect: &mut Protect<char>| {
-        (0..300).for_each(|number| drop(protect.on_packet(head(number, 100), 'p', at(0))))
+        for number in 0..300 {
+            protect.on_packet(head(number, 100), 'p', at(0));
+        }
     };
     let asked = |protect: &mut Protect<char>| std::iter::from_fn(|| protect.poll_unknown()).count();
+    send(&mut protect);
     send(&mut protect);
     assert_eq!(asked(&mut protect), UNKNOWN_MAX);
     send(&mut protect);
@@ -719,7 +786,7 @@ fn a_flow_becomes_control_only_with_a_messages_first_packet() {
         ..head(5, 200)
     };
     protect.on_packet(head(5, 200), 0, at(0));
-    for packet in 0..20 {
+    for packet in 0..20_u32 {
         protect.on_packet(marked, packet, at(1));
         protect.next(Class::Ordinary, at(1));
         protect.next(Class::Ordinary, at(1));

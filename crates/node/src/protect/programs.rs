@@ -1,19 +1,21 @@
 //! Finds the programs that send flows, for rules that name programs: whose process holds the socket.
 //!
 //! The kernel lists sockets by their addresses, and the sockets of each process. To read all of that takes
-//! milliseconds, so a thread of its own does it, for all flows that are asked for meanwhile. A socket that is not
-//! accepted yet belongs to nobody, so a flow is looked up a few times.
+//! milliseconds, so a thread of its own does it, for all flows that are asked for meanwhile. It works for at most a
+//! tenth of the time, whatever comes. A socket that is not accepted yet belongs to nobody, so a flow is looked up a few
+//! times.
 //!
 //! Left out: sockets of other network namespaces, such as a container's; a process that gets a socket later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coorp_core::protect::{Flow, Program};
-use procfs::net::{tcp, tcp6, udp, udp6};
+use procfs::net::{tcp, tcp6, udp, udp6, UdpNetEntry};
 use procfs::process::{all_processes, FDTarget, Process};
 
 use crate::sync::lock;
@@ -22,10 +24,13 @@ use crate::Error;
 
 /// Maximum number of flows that are being looked up.
 const FLOWS_MAX: usize = 256;
-/// The time between two searches, and the wait before a flow is looked up again, which doubles each time.
+/// The time between two searches, at least, and the wait before a flow is looked up again, which doubles each time.
 const APART: Duration = Duration::from_millis(100);
-/// The number of times that a flow is looked up.
+/// A pause is at least this many times as long as the search before it.
+const PAUSE: u32 = 9;
+/// The number of times that a flow is looked up, and that it is if there is no such socket.
 const TIMES: u32 = 6;
+const TIMES_WITHOUT: u32 = 2;
 const TCP: u8 = 6;
 /// The kernel appends this to the path of a program whose file was replaced.
 const DELETED: &str = " (deleted)";
@@ -39,13 +44,13 @@ pub(super) struct Programs {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    ends: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     wanted: Vec<Wanted>,
     found: Vec<(Flow, Vec<Program>)>,
-    ends: bool,
 }
 
 struct Wanted {
@@ -60,6 +65,7 @@ impl Programs {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
+            ends: AtomicBool::new(false),
         });
         let of_thread = shared.clone();
         let search = move || {
@@ -76,27 +82,29 @@ impl Programs {
         })
     }
 
-    /// Returns whether another flow can be looked up.
-    pub fn has_room(&self) -> bool {
-        lock(&self.shared.state).wanted.len() < FLOWS_MAX
-    }
-
-    /// Looks up a flow.
-    pub fn look_up(&self, flow: Flow) {
-        let (times, due) = (0, Instant::now());
-        lock(&self.shared.state).wanted.push(Wanted { flow, times, due });
-        self.shared.changed.notify_one();
-    }
-
-    /// Returns what was found since the last call.
-    pub fn found(&self) -> Vec<(Flow, Vec<Program>)> {
-        std::mem::take(&mut lock(&self.shared.state).found)
+    /// Looks up the flows that `next` returns, as far as there is room, and returns what was found since the last call.
+    /// Does nothing while the thread has the lock: control does not wait for a thread without priority.
+    pub fn exchange(&self, mut next: impl FnMut() -> Option<Flow>) -> Vec<(Flow, Vec<Program>)> {
+        let Ok(mut state) = self.shared.state.try_lock() else {
+            return Vec::new();
+        };
+        let before = state.wanted.len();
+        while let Some(flow) = (state.wanted.len() < FLOWS_MAX).then(&mut next).flatten() {
+            let (times, due) = (0, Instant::now());
+            state.wanted.push(Wanted { flow, times, due });
+        }
+        if state.wanted.len() > before {
+            self.shared.changed.notify_one();
+        }
+        std::mem::take(&mut state.found)
     }
 }
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        lock(&self.shared.state).ends = true;
+        self.shared.ends.store(true, Ordering::Release);
+        // Under the lock, or the thread could be just before its wait.
+        drop(lock(&self.shared.state));
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // A panic has already been reported.
@@ -107,88 +115,104 @@ impl Drop for Programs {
 
 impl Shared {
     fn search(&self, wake: impl Fn()) {
-        let mut state = lock(&self.state);
-        while !state.ends {
+        while let Some(due) = self.wait_for_flows() {
+            let began = Instant::now();
+            let seen = programs_of(&due, &self.ends);
             let now = Instant::now();
-            let next = state.wanted.iter().map(|wanted| wanted.due).min();
-            match next.map(|due| due.saturating_duration_since(now)) {
-                Some(Duration::ZERO) => {}
-                wait => {
-                    let wait = wait.unwrap_or(Duration::MAX);
-                    state = match self.changed.wait_timeout(state, wait) {
-                        Ok((state, _)) => state,
-                        Err(poisoned) => poisoned.into_inner().0,
-                    };
-                    continue;
-                }
-            }
-            let due: Vec<Flow> = state
-                .wanted
-                .iter()
-                .filter(|wanted| wanted.due <= now)
-                .map(|wanted| wanted.flow)
-                .collect();
-            drop(state);
-            let found = programs_of(&due);
-            // Whatever comes, a search takes only a small part of a core.
-            let now = Instant::now();
-            state = lock(&self.state);
-            for wanted in state.wanted.iter_mut().filter(|wanted| due.contains(&wanted.flow)) {
-                wanted.times += 1;
-                wanted.due = now + APART * (1 << wanted.times.min(TIMES));
-            }
-            let has = |flow: &Flow| found.iter().any(|(found, _)| found == flow);
-            state.wanted.retain(|wanted| wanted.times < TIMES && !has(&wanted.flow));
-            if !found.is_empty() {
-                state.found.extend(found);
+            let found = self.record(seen, now);
+            if found {
                 wake();
             }
-            state = match self.changed.wait_timeout_while(state, APART, |state| !state.ends) {
+            let pause = APART.max(now.duration_since(began) * PAUSE);
+            let state = lock(&self.state);
+            drop(
+                self.changed
+                    .wait_timeout_while(state, pause, |_| !self.ends.load(Ordering::Acquire)),
+            );
+        }
+    }
+
+    /// Waits until flows have to be looked up. Returns them, or `None` at the end.
+    fn wait_for_flows(&self) -> Option<Vec<Flow>> {
+        let mut state = lock(&self.state);
+        while !self.ends.load(Ordering::Acquire) {
+            let now = Instant::now();
+            let due = state.wanted.iter().filter(|wanted| wanted.due <= now);
+            let due: Vec<Flow> = due.map(|wanted| wanted.flow).collect();
+            if !due.is_empty() {
+                return Some(due);
+            }
+            let next = state.wanted.iter().map(|wanted| wanted.due).min();
+            let wait = next.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+            state = match self.changed.wait_timeout(state, wait) {
                 Ok((state, _)) => state,
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
+        None
+    }
+
+    /// Records what was seen of each flow. Returns whether any program was found.
+    fn record(&self, seen: BTreeMap<Flow, Seen>, now: Instant) -> bool {
+        let mut state = lock(&self.state);
+        state.wanted.retain_mut(|wanted| {
+            let Some(seen) = seen.get(&wanted.flow) else {
+                return true;
+            };
+            wanted.times += 1;
+            wanted.due = now + APART * (1 << wanted.times);
+            let times = if seen.has_socket { TIMES } else { TIMES_WITHOUT };
+            seen.programs.is_empty() && wanted.times < times
+        });
+        let found = seen.into_iter().filter(|(_, seen)| !seen.programs.is_empty());
+        state.found.extend(found.map(|(flow, seen)| (flow, seen.programs)));
+        !state.found.is_empty()
     }
 }
 
-/// Returns the programs of those flows for which any is found.
-fn programs_of(flows: &[Flow]) -> Vec<(Flow, Vec<Program>)> {
+/// What was seen of a flow.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    has_socket: bool,
+    programs: Vec<Program>,
+}
+
+/// Looks for the programs of flows, until `ends` is set.
+fn programs_of(flows: &[Flow], ends: &AtomicBool) -> BTreeMap<Flow, Seen> {
+    let mut seen: BTreeMap<Flow, Seen> = flows.iter().map(|flow| (*flow, Seen::default())).collect();
     let sockets = sockets_of(flows);
-    let mut programs: Vec<Vec<Program>> = vec![Vec::new(); flows.len()];
+    for flow in sockets.values().flatten() {
+        seen.entry(*flow).or_default().has_socket = true;
+    }
     if sockets.is_empty() {
-        return Vec::new();
+        return seen;
     }
     // Processes end meanwhile, and some cannot be read without further rights.
     let processes = all_processes().into_iter().flatten().flatten();
-    for process in processes {
+    for process in processes.take_while(|_| !ends.load(Ordering::Acquire)) {
         let files = process.fd().into_iter().flatten().flatten();
         let held = files.filter_map(|file| match file.target {
             FDTarget::Socket(socket) => sockets.get(&socket),
             _ => None,
         });
-        let mut held: Vec<usize> = held.flatten().copied().collect();
-        held.sort_unstable();
-        held.dedup();
+        let held: BTreeSet<Flow> = held.flatten().copied().collect();
         if !held.is_empty() {
             let program = program(&process);
-            held.into_iter().for_each(|place| programs[place].push(program.clone()));
+            for flow in held {
+                seen.entry(flow).or_default().programs.push(program.clone());
+            }
         }
     }
-    let all = flows.iter().copied().zip(programs);
-    all.filter(|(_, programs)| !programs.is_empty()).collect()
+    seen
 }
 
-/// Returns the places of the flows that each socket may send.
-fn sockets_of(flows: &[Flow]) -> BTreeMap<u64, Vec<usize>> {
-    let mut sockets: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+/// Returns the flows that each socket may send, by its number.
+fn sockets_of(flows: &[Flow]) -> BTreeMap<u64, BTreeSet<Flow>> {
+    let mut sockets: BTreeMap<u64, BTreeSet<Flow>> = BTreeMap::new();
     let mut add = |socket: u64, sends: &dyn Fn(&Flow) -> bool| {
         // Number 0 stands for a socket that nobody has accepted.
-        if socket != 0 {
-            let places = flows.iter().enumerate().filter(|(_, flow)| sends(flow));
-            sockets
-                .entry(socket)
-                .or_default()
-                .extend(places.map(|(place, _)| place));
+        for flow in flows.iter().filter(|flow| socket != 0 && sends(flow)) {
+            sockets.entry(socket).or_default().insert(*flow);
         }
     };
     if flows.iter().any(|flow| flow.protocol == TCP) {
@@ -199,17 +223,22 @@ fn sockets_of(flows: &[Flow]) -> BTreeMap<u64, Vec<usize>> {
             });
         }
     }
+    let datagrams = |entry: &UdpNetEntry, flow: &Flow| {
+        let (from, to) = (end(entry.local_address), end(entry.remote_address));
+        let is_from = from.1 == flow.from.1 && (from.0.is_unspecified() || from.0 == flow.from.0);
+        flow.protocol != TCP && is_from && (to.0.is_unspecified() || to == flow.to)
+    };
     if flows.iter().any(|flow| flow.protocol != TCP) {
-        for entry in [udp(), udp6()].into_iter().flatten().flatten() {
-            let (from, to) = (end(entry.local_address), end(entry.remote_address));
-            let is_from = |flow: &Flow| from.1 == flow.from.1 && (from.0.is_unspecified() || from.0 == flow.from.0);
-            let is_to = |flow: &Flow| to.0.is_unspecified() || to == flow.to;
-            add(entry.inode, &|flow| {
-                flow.protocol != TCP && is_from(flow) && is_to(flow)
-            });
+        let of_ipv4: Vec<UdpNetEntry> = udp().unwrap_or_default();
+        for entry in &of_ipv4 {
+            add(entry.inode, &|flow| datagrams(entry, flow));
+        }
+        // Any user can bind a socket of IPv6 alone to the same port, and it looks like one for both.
+        let has_own = |flow: &Flow| of_ipv4.iter().any(|entry| datagrams(entry, flow));
+        for entry in udp6().unwrap_or_default() {
+            add(entry.inode, &|flow| datagrams(&entry, flow) && !has_own(flow));
         }
     }
-    sockets.retain(|_, places| !places.is_empty());
     sockets
 }
 
@@ -233,6 +262,7 @@ fn program(process: &Process) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use socket2::{Domain, Socket, Type};
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     fn flow(protocol: u8, from: SocketAddr, to: SocketAddr) -> Flow {
@@ -260,17 +290,33 @@ mod tests {
             flow(TCP, from, ([127, 0, 0, 2], at.port()).into()),
             flow(17, from, at),
         ];
-        let found = programs_of(&flows);
-        let of: Vec<Flow> = found.iter().map(|(flow, _)| *flow).collect();
-        assert_eq!(of, flows[..2]);
+        let seen = programs_of(&flows, &AtomicBool::new(false));
         let own = std::env::current_exe().unwrap();
-        for (flow, programs) in found {
-            let is_own = |program: &&Program| program.executable.as_deref() == own.to_str();
-            let found = programs.iter().find(is_own);
-            assert!(found.is_some(), "{flow}: {programs:?}");
-            let group = found.and_then(|program| program.cgroup.as_deref());
-            assert!(group.is_none_or(|group| group.starts_with('/')), "{group:?}");
+        let is_own = |program: &Program| program.executable.as_deref() == own.to_str();
+        let is_path = |program: &Program| program.cgroup.as_ref().is_none_or(|group| group.starts_with('/'));
+        for (place, flow) in flows.iter().enumerate() {
+            let Seen { has_socket, programs } = &seen[flow];
+            assert_eq!(
+                (*has_socket, programs.iter().any(is_own)),
+                (place < 2, place < 2),
+                "{flow}"
+            );
+            assert!(programs.iter().all(is_path), "{programs:?}");
         }
+    }
+
+    #[test]
+    fn a_socket_of_ipv6_alone_does_not_send_what_one_of_ipv4_does() {
+        let own = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let port = own.local_addr().unwrap().port();
+        let other = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
+        other.set_only_v6(true).unwrap();
+        let all: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, port).into();
+        other.bind(&all.into()).unwrap();
+        let sent = flow(17, ([127, 0, 0, 1], port).into(), ([127, 0, 0, 1], 9).into());
+        assert_eq!(sockets_of(&[sent]).len(), 1);
+        drop(own);
+        assert_eq!(sockets_of(&[sent]).len(), 1, "the kernel does not tell them apart");
     }
 
     #[test]
@@ -280,20 +326,17 @@ mod tests {
         drop(taken);
         let programs = Programs::start(|| ()).unwrap();
         let sent = flow(17, from, ([127, 0, 0, 1], 9).into());
-        programs.look_up(sent);
-        std::thread::sleep(Duration::from_millis(150));
-        assert!(programs.found().is_empty());
+        let mut asked = vec![sent];
+        let mut found = move |programs: &Programs| programs.exchange(|| asked.pop());
+        assert!(found(&programs).is_empty());
+        std::thread::sleep(Duration::from_millis(50));
         let _socket = UdpSocket::bind(from).unwrap();
         let until = Instant::now() + Duration::from_secs(20);
-        loop {
-            let found = programs.found();
-            if found
-                .iter()
-                .any(|(flow, programs)| *flow == sent && !programs.is_empty())
-            {
-                return;
-            }
-            assert!(Instant::now() < until && programs.has_room());
+        while !found(&programs)
+            .iter()
+            .any(|(flow, programs)| *flow == sent && !programs.is_empty())
+        {
+            assert!(Instant::now() < until, "it is not found");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

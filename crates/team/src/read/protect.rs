@@ -79,10 +79,23 @@ fn rule(sheet: &mut Sheet<'_>, robots: &[Robot]) -> Rule {
     let topic = name(sheet, "topic", "a topic's name", "/camera/*");
     let executable = name(sheet, "executable", "a program's file", "/usr/bin/rsync");
     let cgroup = name(sheet, "cgroup", "a control group", "/system.slice/maps.service");
-    if let Some(group) = cgroup.as_ref().filter(|group| !group.starts_with(['/', '*'])) {
-        let message = format!("`cgroup`: \"{}\" does not begin with \"/\"", clip(group));
-        let mend = "write its path, as in `cat /proc/PID/cgroup` after \"0::\"";
+    let is_path = |path: &str| path.starts_with(['/', '*']) && !path.ends_with('/');
+    if let Some(file) = executable.as_ref().filter(|file| file.contains('/') && !is_path(file)) {
+        let message = format!("`executable`: \"{}\" is no file's path", clip(file));
+        let mend = "write it from \"/\" on, as in `readlink /proc/PID/exe`, or the file's name alone";
+        sheet.problem("executable", message, mend);
+    }
+    if let Some(group) = cgroup.as_ref().filter(|group| !is_path(group)) {
+        let message = format!("`cgroup`: \"{}\" is no control group's path", clip(group));
+        let mend = "write it as in `cat /proc/PID/cgroup` after \"0::\", without a \"/\" at the end";
         sheet.problem("cgroup", message, mend);
+    }
+    if protocol.is_some_and(|protocol| !PORTED.contains(&protocol)) {
+        for key in ["executable", "cgroup"].into_iter().filter(|key| sheet.has(key)) {
+            let message = format!("`{key}` with a `protocol` whose sender is not known");
+            let mend = format!("write `protocol = \"tcp\"` or `protocol = \"udp\"`, or remove `{key}`");
+            sheet.problem(key, message, mend);
+        }
     }
     if CONDITIONS.iter().all(|key| !sheet.has(key)) {
         let (problems, file) = sheet.problems();
