@@ -305,6 +305,12 @@ fn control_all_arrives_beside_tcp() {
     let best_effort = |what: &str| json["interfaces"][0][what]["best_effort"].as_f64().unwrap();
     let aggregates = format!(" in aggregates of {:.1}", best_effort("mpdus") / best_effort("ppdus"));
     assert!(stderr.contains(&aggregates), "{stderr}");
+    let transit = |category: &str| json["interfaces"][0]["transit"][category]["p50_us"].as_f64().unwrap();
+    assert!(
+        0.0 < transit("voice") && transit("voice") < transit("best_effort"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("wlan0: from card to receiver: AC_VO "), "{stderr}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use coorp_team::Team;
 use serde::Serialize;
 
 use crate::frame::{self, Destination, FRAME_BYTES_MAX, HEADER_BYTES};
+use crate::timing::{Delays, Timing};
 
 /// Number of a card's flow queues, as in mac80211; shared by all destinations.
 const FLOWS: u32 = coorp_air::fq_codel::MAX_FLOWS as u32;
@@ -36,19 +37,31 @@ pub trait Outlet {
     fn freed(&mut self, from: StationId, frame: &[u8]);
 }
 
-/// Frame counts by access category.
+/// Figures of frames by access category: counts, if not said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
-pub struct ByCategory {
-    pub voice: u64,
-    pub video: u64,
-    pub best_effort: u64,
-    pub background: u64,
+pub struct ByCategory<T = u64> {
+    pub voice: T,
+    pub video: T,
+    pub best_effort: T,
+    pub background: T,
 }
 
-impl From<[u64; 4]> for ByCategory {
-    fn from(counts: [u64; 4]) -> Self {
-        let of = |category: AccessCategory| counts[category.index()];
+impl<T: Copy> ByCategory<T> {
+    /// Returns the figures with the categories' names, the most urgent first.
+    pub(crate) fn named(&self) -> [(&'static str, T); 4] {
+        [
+            ("AC_VO", self.voice),
+            ("AC_VI", self.video),
+            ("AC_BE", self.best_effort),
+            ("AC_BK", self.background),
+        ]
+    }
+}
+
+impl<T: Copy> From<[T; 4]> for ByCategory<T> {
+    fn from(all: [T; 4]) -> Self {
+        let of = |category: AccessCategory| all[category.index()];
         ByCategory {
             voice: of(AccessCategory::Voice),
             video: of(AccessCategory::Video),
@@ -120,6 +133,8 @@ struct Cards<O> {
     /// Frames to all that have reached the access point.
     relays: Vec<Packet>,
     counters: Counters,
+    /// By category, how long frames took from their card's queue to their receivers.
+    transit: [Delays; 4],
 }
 
 /// One channel with its cards.
@@ -148,6 +163,7 @@ impl<O: Outlet> Channel<O> {
                 access_point: air.access_point.map(station),
                 relays: Vec::new(),
                 counters: Counters::default(),
+                transit: std::array::from_fn(|_| Delays::new()),
             },
         }
     }
@@ -160,6 +176,11 @@ impl<O: Outlet> Channel<O> {
     /// Returns the frame counts.
     pub fn counters(&self) -> Counters {
         self.cards.counters
+    }
+
+    /// Returns how long frames took from their card's queue to their receivers, by the model.
+    pub fn transit(&self) -> ByCategory<Timing> {
+        self.cards.transit.each_ref().map(Delays::timing).into()
     }
 
     /// Returns the counters of the MAC.
@@ -315,6 +336,7 @@ impl<O: Outlet> Host for Cards<O> {
         // A station ignores its own frame when the access point relays it.
         if !(to_all && packet.to == stored.origin) {
             self.counters.delivered += 1;
+            self.transit[packet.category.index()].record(now.since(packet.sent_at));
             self.outlet.deliver(packet.to, &stored.bytes[..stored.length], now);
         }
         if !to_all {

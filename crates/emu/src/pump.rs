@@ -21,11 +21,11 @@ use rustix::time::{
     timerfd_create, timerfd_settime, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
 };
 
-use crate::channel::{Channel, Counters, Outlet};
+use crate::channel::{ByCategory, Channel, Counters, Outlet};
 use crate::ffi;
 use crate::namespace::{Card, TAP_FRAMES};
 use crate::outqueue::OutQueue;
-use crate::timing::Lateness;
+use crate::timing::{Delays, Timing};
 use crate::trouble::Watched;
 
 /// Time before a deadline at which the thread wakes up, on machines with a second core for the programs.
@@ -69,7 +69,7 @@ struct Stacks {
     taps: Vec<Option<File>>,
     queues: Vec<Option<OutQueue>>,
     clock: Clock,
-    lateness: Lateness,
+    lateness: Delays,
 }
 
 impl Outlet for Stacks {
@@ -91,9 +91,9 @@ impl Outlet for Stacks {
 
 /// The pump's final results.
 pub struct Outcome {
-    /// Each channel's counts of frames, and those of its MAC.
-    pub channels: Vec<(Counters, MacCounters)>,
-    pub lateness: Lateness,
+    /// Each channel's counts of frames, those of its MAC, and how long frames took.
+    pub channels: Vec<(Counters, MacCounters, ByCategory<Timing>)>,
+    pub lateness: Delays,
     /// Whether the thread had real-time priority.
     pub real_time: bool,
     /// Keeps the interfaces, and thus the kernel's counters, alive.
@@ -202,7 +202,7 @@ impl Pump {
                 taps,
                 queues,
                 clock,
-                lateness: Lateness::new(),
+                lateness: Delays::new(),
             };
             channels.push(Channel::new(team, interface, seed + interface as u64, stacks));
         }
@@ -437,7 +437,7 @@ impl Pump {
     }
 
     fn outcome(mut self, real_time: bool) -> Outcome {
-        let mut lateness = Lateness::new();
+        let mut lateness = Delays::new();
         for channel in &mut self.channels {
             lateness.add(&channel.outlet().lateness);
         }
@@ -445,7 +445,7 @@ impl Pump {
             channels: self
                 .channels
                 .iter()
-                .map(|each| (each.counters(), *each.mac()))
+                .map(|each| (each.counters(), *each.mac(), each.transit()))
                 .collect(),
             lateness,
             real_time,

@@ -99,6 +99,8 @@ pub struct Interface {
     pub ppdus: ByCategory,
     /// MPDUs in these PPDUs. Frames that were sent again, or relayed by the access point, count again.
     pub mpdus: ByCategory,
+    /// How long frames took, from their card's queue to their receivers.
+    pub transit: ByCategory<Timing>,
     /// The counts of its frames.
     #[serde(flatten)]
     pub frames: Counters,
@@ -137,6 +139,16 @@ impl Report {
                 frames.given_up,
                 frames.refused
             ));
+        }
+        for Interface { name, transit, .. } in &self.interfaces {
+            let took = |(category, Timing { p50_us, p99_us, .. }): (&str, Timing)| {
+                format!("{category} {:.1} ms (p50), {:.1} ms (p99)", p50_us / 1e3, p99_us / 1e3)
+            };
+            let used = transit.named().into_iter().filter(|(_, timing)| timing.deliveries > 0);
+            let took: Vec<String> = used.map(took).collect();
+            if !took.is_empty() {
+                line(format_args!("{name}: from card to receiver: {}", took.join("; ")));
+            }
         }
         let Timing {
             p50_us, p99_us, max_us, ..
@@ -184,17 +196,12 @@ fn categories(interface: &Interface) -> String {
     let Interface {
         frames, ppdus, mpdus, ..
     } = interface;
-    let count = |of: fn(&ByCategory) -> u64| (of(&frames.sent_as), of(ppdus), of(mpdus));
-    let all = [
-        ("AC_VO", count(|each| each.voice)),
-        ("AC_VI", count(|each| each.video)),
-        ("AC_BE", count(|each| each.best_effort)),
-        ("AC_BK", count(|each| each.background)),
-    ];
-    let used = all.iter().filter(|(_, (sent, ..))| *sent > 0);
-    let used: Vec<String> = used
-        .map(|(name, (sent, ppdus, mpdus))| match mpdus > ppdus {
-            true => format!("{name} {sent} in aggregates of {:.1}", *mpdus as f64 / *ppdus as f64),
+    let on_air = ppdus.named().into_iter().zip(mpdus.named());
+    let all = frames.sent_as.named().into_iter().zip(on_air);
+    let used: Vec<String> = all
+        .filter(|((_, sent), _)| *sent > 0)
+        .map(|((name, sent), ((_, ppdus), (_, mpdus)))| match mpdus > ppdus {
+            true => format!("{name} {sent} in aggregates of {:.1}", mpdus as f64 / ppdus as f64),
             false => format!("{name} {sent}"),
         })
         .collect();
@@ -215,6 +222,7 @@ mod tests {
             used: 0.5,
             ppdus: [5, 0, 2, 0].into(),
             mpdus: [5, 0, 7, 0].into(),
+            transit: ByCategory::default(),
             frames: Counters::default(),
         };
         assert_eq!(categories(&interface), "");

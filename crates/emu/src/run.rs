@@ -482,11 +482,12 @@ impl Robots {
             .channels
             .iter()
             .enumerate()
-            .map(|(number, (frames, mac))| report::Interface {
+            .map(|(number, (frames, mac, transit))| report::Interface {
                 name: format!("wlan{number}"),
                 used: (mac.used().as_secs_f64() / seconds).min(1.0),
                 ppdus: mac.ppdus.into(),
                 mpdus: mac.mpdus.into(),
+                transit: *transit,
                 frames: *frames,
             });
         Report {

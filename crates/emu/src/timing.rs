@@ -1,5 +1,5 @@
-//! Measures how late the emulator was: the time between a frame's modelled arrival and its delivery to the robot's
-//! stack.
+//! Summarises delays: how late the emulator was, which is the time between a frame's modelled arrival and its delivery
+//! to the robot's stack, and how long frames took by the model.
 //!
 //! The lateness of fetching frames from the stacks is not visible, because a TAP does not time-stamp them. The same
 //! thread does both, so the figures indicate that lateness too.
@@ -11,39 +11,39 @@ use serde::Serialize;
 /// Maximum lateness of 99 of 100 deliveries for a run to count.
 pub const P99_MAX: Duration = Duration::from_micros(500);
 
-/// The lateness so far.
+/// The delays so far.
 #[derive(Debug)]
-pub struct Lateness(Option<Histogram<u64>>);
+pub struct Delays(Option<Histogram<u64>>);
 
-/// A summary of the lateness.
+/// A summary of delays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timing {
     /// Number of frames delivered.
     pub deliveries: u64,
-    /// Median lateness in microseconds.
+    /// Median in microseconds.
     pub p50_us: f64,
-    /// Lateness that 99 of 100 deliveries do not exceed, in microseconds.
+    /// Delay that 99 of 100 deliveries do not exceed, in microseconds.
     pub p99_us: f64,
-    /// Maximum lateness in microseconds.
+    /// Maximum in microseconds.
     pub max_us: f64,
 }
 
-impl Lateness {
+impl Delays {
     pub fn new() -> Self {
         // Three significant digits are valid, so this never fails.
         let mut histogram = Histogram::new(3).ok();
         histogram.iter_mut().for_each(|histogram| histogram.auto(true));
-        Lateness(histogram)
+        Delays(histogram)
     }
 
-    pub fn record(&mut self, late: Duration) {
+    pub fn record(&mut self, delay: Duration) {
         if let Some(histogram) = &mut self.0 {
             // The histogram resizes itself, so it accepts every value.
-            let _ = histogram.record(late.as_nanos());
+            let _ = histogram.record(delay.as_nanos());
         }
     }
 
-    pub fn add(&mut self, other: &Lateness) {
+    pub fn add(&mut self, other: &Delays) {
         if let (Some(all), Some(other)) = (&mut self.0, &other.0) {
             // It resizes itself here too.
             let _ = all.add(other);
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_over_all_that_was_added() {
-        let (mut one, mut other) = (Lateness::new(), Lateness::new());
+        let (mut one, mut other) = (Delays::new(), Delays::new());
         assert_eq!(one.timing(), Timing::default());
         (1..=980).for_each(|us| one.record(Duration::from_micros(us)));
         (1..=20).for_each(|_| other.record(Duration::from_secs(2)));
