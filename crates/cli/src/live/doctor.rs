@@ -465,7 +465,7 @@ fn of_protect(machine: &Machine<'_>) -> Vec<Finding> {
         finding(
             "rights",
             rights.0,
-            "the agent keeps these and drops root's others, except for rules that name programs",
+            "the agent keeps these, and two more if a rule names a program; it drops root's others",
             rights.1,
         ),
         finding(

@@ -27,7 +27,7 @@ use crate::output;
 const ALWAYS: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW);
 /// The rights that `ip` needs.
 const FOR_PROGRAMS: CapabilitySet = CapabilitySet::NET_ADMIN;
-/// Whose a socket is: to list another user's descriptors, and to read where they lead.
+/// Needed to find the program that holds a socket, if it is another user's.
 const TO_SEE_PROGRAMS: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 /// No capability has a higher number.
 const NUMBERS: u32 = 64;
@@ -35,7 +35,7 @@ const NUMBERS: u32 = 64;
 const REAL_TIME: u64 = 1;
 
 /// Drops all rights except those that protection needs. Must run before any other thread starts. `places` are the files
-/// and folders that the agent will read or change; `rules` the team's, some of which may name programs.
+/// and folders that the agent will read or change. `rules` are the team's: those that name programs need further rights.
 ///
 /// # Errors
 /// The kernel refuses, or there are other threads.

@@ -28,7 +28,7 @@ const FLOWS_MAX: usize = 256;
 const APART: Duration = Duration::from_millis(100);
 /// A pause is at least this many times as long as the search before it.
 const PAUSE: u32 = 9;
-/// The number of times that a flow is looked up, and that it is if there is no such socket.
+/// The maximum number of searches for a flow: if its socket exists, and if not.
 const TIMES: u32 = 6;
 const TIMES_WITHOUT: u32 = 2;
 const TCP: u8 = 6;
@@ -152,7 +152,7 @@ impl Shared {
         None
     }
 
-    /// Records what was seen of each flow. Returns whether any program was found.
+    /// Records the results of a search. Returns whether any program was found.
     fn record(&self, seen: BTreeMap<Flow, Seen>, now: Instant) -> bool {
         let mut state = lock(&self.state);
         state.wanted.retain_mut(|wanted| {
@@ -170,7 +170,7 @@ impl Shared {
     }
 }
 
-/// What was seen of a flow.
+/// The result of one search for a flow.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     has_socket: bool,
