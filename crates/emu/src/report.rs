@@ -200,10 +200,13 @@ fn categories(interface: &Interface) -> String {
     let all = frames.sent_as.named().into_iter().zip(on_air);
     let used: Vec<String> = all
         .filter(|((_, sent), _)| *sent > 0)
-        .map(|((name, sent), ((_, ppdus), (_, mpdus)))| match mpdus > ppdus {
-            true => format!("{name} {sent} in aggregates of {:.1}", mpdus as f64 / ppdus as f64),
-            false => format!("{name} {sent}"),
-        })
+        // Aggregates of 1.0 say nothing.
+        .map(
+            |((name, sent), ((_, ppdus), (_, mpdus)))| match mpdus * 20 >= ppdus * 21 && ppdus > 0 {
+                true => format!("{name} {sent} in aggregates of {:.1}", mpdus as f64 / ppdus as f64),
+                false => format!("{name} {sent}"),
+            },
+        )
         .collect();
     if used.is_empty() {
         return String::new();
