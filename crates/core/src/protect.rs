@@ -14,13 +14,15 @@
 //! 4. Small messages at regular times are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and
 //!    every message must arrive one period after the previous one. It must do so eight times in a row to within a tenth
 //!    of the period, or sixteen times to within a fifth. Control stays control while somewhat more than a third of
-//!    its messages are on time, because programs stall and change their rates. Keystrokes, requests and the
-//!    acknowledgements of a busy channel do not pass. A flow that is irregular by a tenth of its period passes now and then. Packets without
-//!    payload, such as TCP's bare acknowledgements, are not messages. On a quiet channel, bulk's acknowledgements
-//!    arrive as regularly as the air takes aggregates.
+//!    its messages are on time, because programs stall and change their rates. Packets without payload, such as TCP's
+//!    bare acknowledgements, are not messages. On a quiet channel, bulk's acknowledgements arrive as regularly as the
+//!    air takes aggregates.
+//! 5. So are small messages at a steady rate: with jitter, but 128 in a row are no more than a quarter of their mean gap
+//!    off a line through them, root mean square. A sender whose timer is served late passes. Keystrokes, requests and
+//!    the acknowledgements of a busy channel do not. A flow whose gaps deviate by a sixth passes now and then.
 //!
 //! Rules of the agent itself follow those of the team file, for its own connections ([`crate::zenoh`]). Control by
-//! these rules, and by 3 and 4, is bounded. Nothing is aggregated in AC_VO, so a fast flow there would ruin the channel
+//! these rules, and by 3 to 5, is bounded. Nothing is aggregated in AC_VO, so a fast flow there would ruin the channel
 //! for everybody. A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control. It can be
 //! again once it has kept below half of that for five seconds. If its program marks it, its bound is 4 Mbit/s: a
 //! perception of 12 KiB, 30 times a second, takes three.
@@ -279,6 +281,8 @@ pub enum Reason {
     Marked,
     /// Control: the messages are small and periodic.
     Periodic,
+    /// Control: the messages are small and come at a steady rate, but each with a jitter that hides the period.
+    Steady,
     /// Bulk: the flow keeps a backlog.
     Backlog,
     /// Bulk: the messages are large.
@@ -736,13 +740,16 @@ fn earned(entry: &mut Entry, load: Load, shared: bool, now: Instant) -> (Class, 
     }
     let marked = URGENT.contains(&entry.dscp);
     let fragment = matches!(entry.flow.protocol, TCP | UDP) && (entry.flow.from.1, entry.flow.to.1) == (0, 0);
-    let periodic = entry.nature.is_periodic() && !fragment;
-    match (marked, periodic) {
+    let earned = match (marked, entry.nature.is_periodic(), entry.nature.is_steady()) {
+        (true, ..) => Reason::Marked,
+        (_, true, _) if !fragment => Reason::Periodic,
+        (.., true) if !fragment => Reason::Steady,
+        _ => return (Class::Ordinary, Reason::Undecided),
+    };
+    match entry.nature.is_fast(now) {
         _ if shared => (Class::Ordinary, Reason::Undecided),
-        (false, false) => (Class::Ordinary, Reason::Undecided),
-        _ if entry.nature.is_fast(now) => (Class::Ordinary, Reason::TooFast),
-        (true, _) => (Class::Control, Reason::Marked),
-        (false, true) => (Class::Control, Reason::Periodic),
+        true => (Class::Ordinary, Reason::TooFast),
+        false => (Class::Control, earned),
     }
 }
 

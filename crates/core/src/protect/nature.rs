@@ -1,4 +1,11 @@
 //! Decides by a flow's packets whether they are small and periodic, and whether there are too many.
+//!
+//! A program that the scheduler keeps waiting sends late, and then nothing arrives one period after the last message.
+//! But delays of a timer do not add up, while the times of a user or of a busy channel do: message k is about k periods
+//! after the first, or it wanders off. So the distance of many messages from a line through them tells both apart
+//! ([`Nature::is_steady`]), at jitters at which nothing about the next message can be predicted.
+
+use std::collections::VecDeque;
 
 use crate::arrival::{ArrivalConfig, ArrivalModel};
 use crate::{Duration, Instant};
@@ -24,6 +31,12 @@ const ON_TIME: u64 = 3;
 const KEPT: u32 = 16;
 const KEPT_ON_TIME_MIN: u32 = 6;
 const KEPT_SMALL_MIN: u32 = 12;
+/// This many small messages prove a flow steady if they are at most the first share of their mean gap off a line through
+/// them (root mean square). It stays steady up to the second share. At random times, it is more than a whole gap; if each
+/// gap deviates by a quarter, it is most often above a half.
+const STEADY: usize = 128;
+const STEADY_PROOF: f64 = 0.25;
+const STEADY_KEPT: f64 = 0.5;
 /// Number of samples in the arrival model: enough to see the deviation, few enough to have a model for each flow.
 const SAMPLES: usize = 32;
 /// The burst that a flow may send above the bound on its rate, as the time in which the bound allows it.
@@ -50,20 +63,20 @@ struct Fit {
 /// One flow's history.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Nature {
-    /// The times of the newest packet and of the newest message's first packet.
     packet_at: Option<Instant>,
-    began_at: Instant,
+    /// When the newest [`STEADY`] messages began, oldest first.
+    began: VecDeque<Instant>,
     message_bytes: u32,
-    /// The newest times between messages, in nanoseconds, in a ring, and the number of messages so far.
-    gaps: [u64; KEPT as usize],
-    messages: u32,
     /// One bit per message, newest lowest: whether it was small, and whether it was on time by the period known then.
     small: u32,
     on_time: u32,
+    /// The number of newest consecutive small messages.
+    small_in_row: usize,
     model: Option<Box<ArrivalModel>>,
     /// The last period that was known from enough messages.
     period: Option<Duration>,
     periodic: bool,
+    steady: bool,
     /// When everything sent so far would have been sent at the bound on the rate.
     paid_until: Instant,
     fast_at: Option<Instant>,
@@ -98,6 +111,11 @@ impl Nature {
         self.periodic
     }
 
+    /// Returns whether messages are small, and their delays do not add up.
+    pub fn is_steady(&self) -> bool {
+        self.steady
+    }
+
     /// Returns whether the flow sends, or lately sent, more than control may.
     pub fn is_fast(&self, now: Instant) -> bool {
         self.fast_at.is_some_and(|at| now.since(at) < FAST)
@@ -121,16 +139,18 @@ impl Nature {
     }
 
     fn begin(&mut self, bounds: Bounds, now: Instant) {
-        if self.messages == 0 {
-            (self.messages, self.began_at) = (1, now);
+        let Some(before) = self.began.back() else {
+            self.began.push_back(now);
             return;
-        }
-        let gap = now.since(self.began_at);
+        };
+        let gap = now.since(*before);
         let small = self.message_bytes <= bounds.message_bytes_max;
-        self.began_at = now;
-        self.gaps[(self.messages % KEPT) as usize] = gap.as_nanos();
-        self.messages = self.messages.wrapping_add(1).max(1);
+        if self.began.len() == STEADY {
+            self.began.pop_front();
+        }
+        self.began.push_back(now);
         self.small = self.small << 1 | u32::from(small);
+        self.small_in_row = if small { self.small_in_row.saturating_add(1) } else { 0 };
         // A restarted model may mistake a fraction of the period for the period.
         let periods = [self.period, self.model.as_ref().and_then(|model| model.period())];
         let near = |period: Duration| is_near(gap.as_nanos(), period, ON_TIME);
@@ -149,6 +169,7 @@ impl Nature {
             // All messages so far proved it, so unknown ones before them count as good.
             (self.periodic, self.small, self.on_time) = (true, u32::MAX, u32::MAX);
         }
+        self.steady = self.proves_steady();
     }
 
     fn model(&mut self) -> &mut ArrivalModel {
@@ -176,20 +197,50 @@ impl Nature {
             sigma if sigma * REGULAR_NOISY <= fit.period => (PROOF_NOISY, ON_TIME_NOISY),
             _ => return false,
         };
-        let mut newest = (1..=needed).map(|back| self.gaps[(self.messages.wrapping_sub(back) % KEPT) as usize]);
+        let pairs = self.began.iter().rev().zip(self.began.iter().rev().skip(1));
+        let mut newest = pairs
+            .take(needed as usize)
+            .map(|(at, before)| at.since(*before).as_nanos());
         (PERIOD_MIN..=PERIOD_MAX).contains(&fit.period)
-            && self.messages > needed
+            && self.began.len() > needed as usize
             && fit.samples >= needed
             && self.small.trailing_ones() >= needed
             && newest.all(|gap| is_near(gap, fit.period, share))
     }
 
     fn stays_periodic(&self) -> bool {
-        let newest = |bits: u32| (bits & ((1 << KEPT) - 1)).count_ones();
         let period = self.period.unwrap_or_default();
-        (PERIOD_MIN * 3 / 4..=PERIOD_MAX * 5 / 4).contains(&period)
-            && newest(self.small) >= KEPT_SMALL_MIN
-            && newest(self.on_time) >= KEPT_ON_TIME_MIN
+        may_keep(period) && newest(self.small) >= KEPT_SMALL_MIN && newest(self.on_time) >= KEPT_ON_TIME_MIN
+    }
+
+    fn proves_steady(&self) -> bool {
+        if self.began.len() < STEADY {
+            return false;
+        }
+        let (gap, off) = self.line();
+        let share = off / gap.as_nanos() as f64;
+        match self.steady {
+            false => (PERIOD_MIN..=PERIOD_MAX).contains(&gap) && self.small_in_row >= STEADY && share <= STEADY_PROOF,
+            true => may_keep(gap) && newest(self.small) >= KEPT_SMALL_MIN && share <= STEADY_KEPT,
+        }
+    }
+
+    /// Fits a line to the times of the newest messages by least squares. Returns its slope, and the root of the mean
+    /// square distance of the messages from it, in nanoseconds.
+    fn line(&self) -> (Duration, f64) {
+        let first = self.began[0];
+        let count = self.began.len() as f64;
+        let middle = (count - 1.0) / 2.0;
+        let (mut y, mut yy, mut xy) = (0.0, 0.0, 0.0);
+        for (number, at) in self.began.iter().enumerate() {
+            let time = at.since(first).as_nanos() as f64;
+            y += time;
+            yy += time * time;
+            xy += (number as f64 - middle) * time;
+        }
+        let xx = count * (count * count - 1.0) / 12.0;
+        let square = (yy - y * y / count - xy * xy / xx).max(0.0);
+        (Duration::from_nanos((xy / xx) as u64), (square / count).sqrt())
     }
 
     fn pay(&mut self, bytes: u32, bounds: Bounds, now: Instant) {
@@ -211,6 +262,16 @@ impl Nature {
         }
         self.second_bytes = self.second_bytes.saturating_add(u64::from(bytes));
     }
+}
+
+/// Returns the number of bits that are set for the newest [`KEPT`] messages.
+fn newest(bits: u32) -> u32 {
+    (bits & ((1 << KEPT) - 1)).count_ones()
+}
+
+/// Returns whether a flow with this period may stay control.
+fn may_keep(period: Duration) -> bool {
+    (PERIOD_MIN * 3 / 4..=PERIOD_MAX * 5 / 4).contains(&period)
 }
 
 /// Returns whether a time between two messages is one period, to within a period divided by `share`.

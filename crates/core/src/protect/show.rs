@@ -24,6 +24,7 @@ impl fmt::Display for Reason {
             Reason::Own => f.write_str("the agent's own"),
             Reason::Marked => f.write_str("its program marks it"),
             Reason::Periodic => f.write_str("small and periodic"),
+            Reason::Steady => f.write_str("small, at a steady rate"),
             Reason::Backlog => f.write_str("keeps a backlog"),
             Reason::Large => f.write_str("its messages are large"),
             Reason::TooFast => f.write_str("too fast for control"),
