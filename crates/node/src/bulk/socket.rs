@@ -244,7 +244,7 @@ impl GatedSocket {
     pub fn wake(&self) {
         let waiters = {
             let mut under = lock(&self.under);
-            under.closed = false;
+            (under.closed, under.gated) = (false, false);
             std::mem::take(&mut under.waiters)
         };
         waiters.into_iter().for_each(Waker::wake);
@@ -481,13 +481,14 @@ impl AsyncUdpSocket for GatedSocket {
         // Hold the lock while sending the datagram, so that no wake-up is missed between the answer and the wait.
         let mut under = lock(&self.under);
         let n = under.datagrams;
+        let alive = bulk && self.keeps_alive(&under);
         let (pass, at) = if bulk {
-            self.gatekeeper.may_pass(self.path, n, self.keeps_alive(&under))
+            self.gatekeeper.may_pass(self.path, n, alive)
         } else {
             (true, self.gatekeeper.now())
         };
         if !pass {
-            under.closed = true;
+            (under.closed, under.gated) = (true, alive);
             under.holds += 1;
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -560,8 +561,9 @@ impl UdpPoller for GatedPoller {
     fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         {
             let mut under = lock(&self.socket.under);
-            // A connection that may be kept alive asks again at each keep-alive of its other end.
-            if under.closed && !self.socket.keeps_alive(&under) {
+            // A connection that may be kept alive asks again at each keep-alive of its other end. If the gate holds that
+            // too, it says when it opens.
+            if under.closed && (under.gated || !self.socket.keeps_alive(&under)) {
                 if !under.waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
                     under.waiters.push(cx.waker().clone());
                 }

@@ -26,8 +26,10 @@ pub(super) struct Under {
     pub left: u64,
     /// The number of send calls since the last report.
     pub silent_for: u32,
-    /// Whether the gate has held a datagram since waiters were last woken.
+    /// Whether a datagram has been held since waiters were last woken, and whether the gate itself held it, without
+    /// regard to permits.
     pub closed: bool,
+    pub gated: bool,
     /// When bulk was last handed over.
     pub bulk_at: Instant,
     pub waiters: Vec<Waker>,
@@ -67,6 +69,7 @@ impl Under {
             left: 0,
             silent_for: 0,
             closed: false,
+            gated: false,
             bulk_at: Instant::ZERO,
             waiters: Vec::new(),
             holds: 0,

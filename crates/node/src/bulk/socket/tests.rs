@@ -4,6 +4,7 @@ use std::net::UdpSocket;
 use std::time::Instant as StdInstant;
 
 use coorp_core::gate::{CompletionTable, Gate, Verdict};
+use coorp_core::windows::Window;
 
 use super::*;
 use crate::ground::Linux;
@@ -176,6 +177,34 @@ fn one_call_a_second_goes_without_a_permit() {
     std::thread::sleep(StdDuration::from_nanos(ALIVE_EVERY.as_nanos()));
     bench.hand_over(&to, 1, 1_000);
     assert!(!bench.takes(&to, 2, 1_000));
+}
+
+/// Otherwise QUIC asks again and again until the window ends.
+#[test]
+fn a_call_that_would_keep_a_connection_alive_waits_for_the_gate() {
+    let (_sink, to) = sink();
+    let bench = Bench::new(None);
+    let window = Window {
+        start: Instant::ZERO,
+        end: Instant::FAR_FUTURE,
+    };
+    lock(&bench.door.gate).on_window(window);
+    bench.door.permits.store(false, Ordering::Relaxed);
+    bench.socket.set_permitted(false);
+    until("the connection may be kept alive", || {
+        bench.socket.keeps_alive(&lock(&bench.socket.under))
+    });
+    let mut poller = bench.socket.clone().create_io_poller();
+    let mut is_ready = || {
+        let mut cx = Context::from_waker(Waker::noop());
+        poller.as_mut().poll_writable(&mut cx).is_ready()
+    };
+    until("the kernel has room", &mut is_ready);
+    assert!(!bench.takes(&to, 0, 1_000));
+    assert!(!is_ready(), "it waits for the gate");
+    lock(&bench.door.gate).on_window(Window::NONE);
+    bench.socket.wake();
+    assert!(is_ready() && bench.takes(&to, 0, 1_000));
 }
 
 #[test]
