@@ -12,7 +12,7 @@ PYTHON_PACKAGES := $(TEST_PACKAGES) ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]
 # Tests of some ten seconds and more, by a part of their names: in Rust, and in Python.
 LONG := in_the_lab bulk_moves_to_another_path a_few_seeds_break_no_rule the_demo_runs_the_teams_traffic two_never_lead \
 	a_flow_fills_a_remote_bottleneck one_leads_and_the_limit no_single_deviation the_search_finds_two_leaders \
-	forged_announcements_cause the_others_end_in_time control_moves_to_another no_control_is_missed
+	forged_announcements_cause the_others_end_in_time control_moves_to_another no_control_is_missed what_is_allocated
 LONG_PYTHON := the_page_shows_what_the_robots_report or fifty_robots_take
 # The package with its live half in one wheel: that is one build less than with both wheels.
 WHOLE := --locked --features default
@@ -107,6 +107,7 @@ studies: package build
 	cargo test --release --locked -p coorp-node --features zenoh --lib zenoh
 	PATH="$(abspath $(VENV))/bin:$$PATH" cargo test --release --locked -p coorp-cli --features zenoh --test zenoh
 	$(COORP) sim examples/faults-live.toml --faults --nodes --seeds $(NODE_FAULT_SEEDS_STUDIES)
+	COORP_DAY_HOURS=8 cargo test --release --locked -p coorp-node --test day -- --nocapture
 	@$(call live_faults,$(LIVE_FAULT_SEEDS_STUDIES))
 	COORP_LOCAL_FAULT_RUNS=200 cargo test --release --locked -p coorp-local --test faults --test run_deaths
 	@set -e; for study in $(filter-out studies/day.py,$(STUDIES)); do echo "== $$study"; $(PYTHON) $$study; done

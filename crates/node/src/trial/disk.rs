@@ -14,7 +14,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use rand::{Rng, SeedableRng};
@@ -31,6 +31,10 @@ const BLOCK_BYTES: usize = 4_096;
 /// The possible shares of a file's changed blocks that reach the disk before a power cut.
 const SHARES: [f64; 4] = [0.0, 0.5, 0.9, 1.0];
 const ROOT: u64 = 0;
+/// The time after which a kernel writes the change of a name by itself.
+const WRITTEN_AFTER: Duration = Duration::from_secs(30);
+/// Number of nodes at which those that nothing can reach any more are first removed.
+const SWEEP_MIN: usize = 64;
 
 /// A folder or a file, as processes see it (`now`) and as it was last synced.
 #[derive(Debug)]
@@ -69,8 +73,13 @@ struct Inner {
     rng: Xoshiro256PlusPlus,
     nodes: BTreeMap<u64, Node>,
     next: u64,
-    /// Changes of names that were not synced; the changes of one element happen together.
-    pending: Vec<Vec<Change>>,
+    /// Number of handles by node.
+    opened: BTreeMap<u64, usize>,
+    /// Number of nodes at which to sweep.
+    sweep_at: usize,
+    /// Changes of names that were not synced, and when they were made, oldest first; the changes of one element happen
+    /// together.
+    pending: Vec<(Instant, Vec<Change>)>,
     /// The bytes that still fit, if others have filled the disk.
     room: Option<u64>,
     has_descriptors: bool,
@@ -96,6 +105,8 @@ impl Platter {
                 rng: Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x6469_736b),
                 nodes: BTreeMap::from([(ROOT, empty)]),
                 next: ROOT + 1,
+                opened: BTreeMap::new(),
+                sweep_at: SWEEP_MIN,
                 pending: Vec::new(),
                 room: None,
                 has_descriptors: true,
@@ -155,6 +166,16 @@ impl Platter {
         Ok(names.into_iter().filter_map(read).collect())
     }
 
+    /// Returns the memory that all files take.
+    pub fn bytes(&self) -> usize {
+        let files = lock(&self.inner);
+        let sizes = files.nodes.values().map(|node| match node {
+            Node::File { now, synced, .. } => now.capacity() + synced.capacity(),
+            Node::Folder { .. } => 0,
+        });
+        sizes.sum()
+    }
+
     /// Removes a file, also after power cuts.
     pub fn lose(&self, file: &Path) {
         let mut inner = lock(&self.inner);
@@ -198,7 +219,12 @@ impl Inner {
 
     fn change(&mut self, changes: Vec<Change>) {
         changes.iter().for_each(|change| self.apply(change, false));
-        self.pending.push(changes);
+        let now = Instant::now();
+        self.pending.push((now, changes));
+        let young = |(at, _): &(Instant, _)| now.duration_since(*at) < WRITTEN_AFTER;
+        let old = self.pending.iter().position(young).unwrap_or_default();
+        let written: Vec<_> = self.pending.drain(..old).flat_map(|(_, changes)| changes).collect();
+        written.iter().for_each(|change| self.apply(change, true));
     }
 
     fn apply(&mut self, change: &Change, on_disk: bool) {
@@ -216,6 +242,9 @@ impl Inner {
         if self.room == Some(0) && self.rng.random() {
             return Err(ErrorKind::StorageFull.into());
         }
+        if self.nodes.len() >= self.sweep_at {
+            self.sweep();
+        }
         let id = self.next;
         self.next += 1;
         self.nodes.insert(id, node);
@@ -228,6 +257,28 @@ impl Inner {
         let (parent, name) = self.place(folder)?;
         let (now, synced) = Default::default();
         self.add(parent, name, Node::Folder { now, synced }).map(|_| ())
+    }
+
+    /// Removes the nodes that have no name, neither now nor after a power cut, and are not open.
+    fn sweep(&mut self) {
+        let (mut there, mut look) = (BTreeSet::new(), vec![ROOT]);
+        look.extend(self.opened.keys());
+        look.extend(
+            self.pending
+                .iter()
+                .flat_map(|(_, changes)| changes)
+                .filter_map(|change| change.to),
+        );
+        while let Some(id) = look.pop() {
+            if !there.insert(id) {
+                continue;
+            }
+            if let Some(Node::Folder { now, synced }) = self.nodes.get(&id) {
+                look.extend(now.values().chain(synced.values()));
+            }
+        }
+        self.nodes.retain(|id, _| there.contains(id));
+        self.sweep_at = SWEEP_MIN.max(2 * self.nodes.len());
     }
 
     /// Returns a folder and its parents that are missing, the innermost first.
@@ -253,12 +304,12 @@ impl Inner {
         let mut names = BTreeSet::new();
         let mut needed = Vec::new();
         for place in (0..self.pending.len()).rev() {
-            let changes = &self.pending[place];
+            let changes = &self.pending[place].1;
             let is_needed =
                 |change: &Change| change.folder == id || names.contains(&(change.folder, change.name.clone()));
             if changes.iter().any(is_needed) {
                 names.extend(changes.iter().map(|change| (change.folder, change.name.clone())));
-                needed.push(self.pending.remove(place));
+                needed.push(self.pending.remove(place).1);
             }
         }
         for change in needed.into_iter().rev().flatten() {
@@ -268,7 +319,10 @@ impl Inner {
 
     /// Syncs all folders.
     fn sync_names(&mut self) {
-        for change in std::mem::take(&mut self.pending).into_iter().flatten() {
+        for change in std::mem::take(&mut self.pending)
+            .into_iter()
+            .flat_map(|(_, changes)| changes)
+        {
             self.apply(&change, true);
         }
     }
@@ -278,7 +332,7 @@ impl Inner {
         self.fuse = None;
         let share = SHARES[self.rng.random_range(0..SHARES.len())];
         let mut lost = BTreeSet::new();
-        for changes in std::mem::take(&mut self.pending) {
+        for (_, changes) in std::mem::take(&mut self.pending) {
             let place = |change: &Change| (change.folder, change.name.clone());
             let builds_on_lost = changes.iter().any(|change| lost.contains(&place(change)));
             if builds_on_lost || !self.rng.random_bool(share) {
@@ -380,7 +434,8 @@ impl Mounted {
         SystemTime::UNIX_EPOCH + self.disk.began.elapsed()
     }
 
-    fn opened(&self, id: u64) -> Box<dyn Opened> {
+    fn opened(&self, inner: &mut Inner, id: u64) -> Box<dyn Opened> {
+        *inner.opened.entry(id).or_default() += 1;
         Box::new(Handle {
             on: self.clone(),
             id,
@@ -439,7 +494,7 @@ impl Disk for Mounted {
                 }
             };
             inner.file(id)?;
-            Ok(self.opened(id))
+            Ok(self.opened(inner, id))
         })
     }
 
@@ -451,7 +506,8 @@ impl Disk for Mounted {
                 _ => {}
             }
             let (folder, name) = inner.place(file)?;
-            Ok(self.opened(inner.add(folder, name, self.empty())?))
+            let id = inner.add(folder, name, self.empty())?;
+            Ok(self.opened(inner, id))
         })
     }
 
@@ -506,6 +562,18 @@ struct Handle {
     on: Mounted,
     id: u64,
     position: usize,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut inner = lock(&self.on.disk.inner);
+        if let Some(count) = inner.opened.get_mut(&self.id) {
+            *count -= 1;
+            if *count == 0 {
+                inner.opened.remove(&self.id);
+            }
+        }
+    }
 }
 
 impl Read for Handle {
@@ -581,7 +649,7 @@ impl Opened for Handle {
     }
 
     fn again(&self) -> io::Result<Box<dyn Opened>> {
-        self.on.open_for(|_| Ok(self.on.opened(self.id)))
+        self.on.open_for(|inner| Ok(self.on.opened(inner, self.id)))
     }
 }
 

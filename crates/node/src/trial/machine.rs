@@ -164,6 +164,11 @@ impl Machine {
         self.disk.files(folder)
     }
 
+    /// Returns the memory that the files on the disk take, in bytes.
+    pub fn disk_bytes(&self) -> usize {
+        self.disk.bytes()
+    }
+
     /// Removes a file from the disk, also after power cuts.
     pub fn lose(&self, file: &Path) {
         self.disk.lose(file);
