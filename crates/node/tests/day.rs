@@ -25,7 +25,7 @@ const SPAN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The TLS sessions that are kept for being resumed become 0.8 MB in the first 45 minutes. A byte for each message that is
 /// received in eight hours would be 7.7 MB.
-const MORE_BYTES_MAX: usize = 1_000_000;
+const MORE_BYTES_MAX: usize = 1_500_000;
 
 /// What the robots' programs received.
 #[derive(Debug, Default)]
