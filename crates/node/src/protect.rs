@@ -702,6 +702,8 @@ impl Lane {
                 (room, robot.is_permitted(now), now)
             });
             self.linger.on_bulk(permitted, now);
+            // Otherwise bulk would keep the room below for as long as it has a permit.
+            let room = room.filter(|_| n < BELOW_ORDINARY_MAX || !self.protect.has(Class::Ordinary));
             self.protect.set_open(room.is_some(), now);
             let Some(room) = room else {
                 return Rest::Held;
