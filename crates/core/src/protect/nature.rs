@@ -63,6 +63,7 @@ struct Fit {
 /// One flow's history.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Nature {
+    /// When the newest packet was sent.
     packet_at: Option<Instant>,
     /// When the newest [`STEADY`] messages began, oldest first.
     began: VecDeque<Instant>,
