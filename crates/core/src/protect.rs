@@ -36,6 +36,11 @@
 //! every [`ACKNOWLEDGE_EVERY`]: an exchange on the air takes nearly as long for one of them as for twenty, and the
 //! sender of bulk waits for each.
 //!
+//! Ordinary packets go down only while few are below the driver, and bulk keeps more there for as long as it may leave. So
+//! bulk gives way while an ordinary packet waits for room. If ordinary packets never stop waiting, because a rule makes
+//! a sender of more than the channel carries ordinary, both send equally much ([`Protect::bulk_room`]). On a channel so slow
+//! that those few packets exceed the gate's bound, bulk then gets less.
+//!
 //! No flow is ever reordered: as long as packets of a flow wait, the next one waits behind them, whatever the flow's
 //! class is by then. Waiting packets change lanes with their flow. A flow becomes control only with the first packet of
 //! a message, so that the packets before it, which took another way, have a head start.
@@ -93,8 +98,10 @@ const CHANGES_MAX: usize = 1_024;
 /// Maximum number of silent flows that are forgotten in one call.
 const FORGOTTEN_MAX: usize = 64;
 
+/// The length of a full packet with its Ethernet header.
+const FULL_BYTES: u64 = 1_514;
 /// A backlog is more than this, ten full packets, for at least the second constant.
-const BACKLOG_BYTES: u64 = 10 * 1_514;
+const BACKLOG_BYTES: u64 = 10 * FULL_BYTES;
 const BACKLOG_FOR: Duration = Duration::from_millis(50);
 /// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
@@ -106,6 +113,10 @@ const EMPTY_MIN: u8 = 8;
 /// The time between two departures of acknowledgements: several aggregates of bulk, so that most of those need no
 /// exchange of their own in the other direction. TCP needs to have as much more under way.
 pub const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(4);
+/// Number of packets below the driver at which ordinary ones wait. Few, so that a sender of more than the channel carries
+/// soon builds up a queue here; but enough for an aggregate, because others may be just behind.
+pub const BELOW_ORDINARY_MAX: usize = 16;
+const AHEAD_BYTES_MAX: u64 = BELOW_ORDINARY_MAX as u64 * FULL_BYTES;
 /// EF, CS6, CS7 and voice-admit.
 const URGENT: [u8; 4] = [46, 48, 56, 44];
 /// A flow with a message longer than this is bulk at once.
@@ -381,6 +392,9 @@ pub struct Protect<P> {
     holds_empty: bool,
     /// The time from which the next ones may leave.
     acknowledge_at: Instant,
+    /// The bytes of ordinary packets that bulk has given way to and that no bulk has made up for since. Not above
+    /// [`AHEAD_BYTES_MAX`].
+    ordinary_ahead: u64,
     changes: VecDeque<Change>,
 }
 
@@ -408,6 +422,7 @@ impl<P> Protect<P> {
             },
             holds_empty: false,
             acknowledge_at: Instant::ZERO,
+            ordinary_ahead: 0,
             changes: VecDeque::new(),
         }
     }
@@ -514,10 +529,31 @@ impl<P> Protect<P> {
                 self.flows.get_mut(at).calm_from += held;
             }
             if let Some(packet) = taken.packet {
+                if lane == Lane::Ordinary {
+                    let ahead = self.ordinary_ahead + u64::from(taken.head.bytes);
+                    self.ordinary_ahead = ahead.min(AHEAD_BYTES_MAX);
+                }
                 return Some((taken.head, packet));
             }
         }
         None
+    }
+
+    /// Decides how many packets of bulk may leave now, with `below` packets below the driver. Permit and gate have `room`
+    /// for so many; `None` means that they hold bulk, which is recorded, as by [`Protect::set_open`]. `None` is also
+    /// returned while bulk gives way to ordinary packets.
+    pub fn bulk_room(&mut self, mut room: Option<usize>, below: usize, now: Instant) -> Option<usize> {
+        // To give way is to stand in a queue, and not a hold.
+        self.set_open(room.is_some(), now);
+        let gives_way = below >= BELOW_ORDINARY_MAX && self.queues.waits(Lane::Ordinary);
+        if gives_way {
+            let most = (self.ordinary_ahead / FULL_BYTES) as usize;
+            room = room.map(|room| room.min(most)).filter(|room| *room > 0);
+            self.ordinary_ahead -= room.unwrap_or(0) as u64 * FULL_BYTES;
+        } else {
+            self.ordinary_ahead = 0;
+        }
+        room
     }
 
     /// Sets whether bulk may leave from now on. Packets are not dropped for the time during which they are held.

@@ -39,12 +39,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use coorp_core::paths;
-use coorp_core::protect::{Change, Class, Config, Head, Linger, Protect, Reason, Rule, Status, Verdict};
+use coorp_core::protect::{
+    Change, Class, Config, Head, Linger, Protect, Reason, Rule, Status, Verdict, BELOW_ORDINARY_MAX,
+};
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
-use self::card::{Card, BELOW_ORDINARY_MAX, TOGETHER_MAX};
+use self::card::{Card, TOGETHER_MAX};
 use self::packet::Packet;
 use self::programs::Programs;
 pub use self::routes::{protect_priorities, unprotect};
@@ -702,10 +704,7 @@ impl Lane {
                 (room, robot.is_permitted(now), now)
             });
             self.linger.on_bulk(permitted, now);
-            // Otherwise bulk would keep the room below for as long as it has a permit.
-            let room = room.filter(|_| n < BELOW_ORDINARY_MAX || !self.protect.has(Class::Ordinary));
-            self.protect.set_open(room.is_some(), now);
-            let Some(room) = room else {
+            let Some(room) = self.protect.bulk_room(room, n, now) else {
                 return Rest::Held;
             };
             if !self.send_some(Class::Bulk, room, now) {
@@ -741,6 +740,10 @@ impl Lane {
             left = left.saturating_sub(packet.count());
             some.push(packet);
         }
+            // Ordinary packets that wait for room take it first.
+            if self.card.below() < BELOW_ORDINARY_MAX && self.protect.has(Class::Ordinary) {
+                break;
+            }
         let are_some = !some.is_empty();
         self.card.send(some, class, None, now);
         are_some

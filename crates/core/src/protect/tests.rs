@@ -988,6 +988,58 @@ fn an_empty_queue_pays_no_debt() {
     assert!(sent[0].abs_diff(sent[1]) < 2 * 9_000 + 2 * 1_514, "{sent:?}");
 }
 
+/// Sends ordinary packets, and more bulk than fits, into a card that takes a packet from the agent every 0.1 ms, and holds 64 of bulk.
+/// `ordinary` says how many packets of flow 2 come at a time. Returns the longest wait of one, and how many packets of
+/// each class have left.
+fn beside_bulk(span_ms: u64, ordinary: impl Fn(u64) -> u32) -> (Duration, [u32; 2]) {
+    let rules = vec![ruled(Class::Bulk, 10_000), ruled(Class::Ordinary, 10_002)];
+    let mut protect = Protect::new(Config {
+        rules,
+        ..Config::default()
+    });
+    let (mut below, mut longest, mut sent) = (VecDeque::new(), Duration::ZERO, [0, 0]);
+    for step in 0..span_ms * 10 {
+        let now = Instant::from_nanos(step * MS / 10);
+        for (number, packets) in [(0, 2), (2, ordinary(step))] {
+            for _ in 0..packets {
+                protect.on_packet(head(number, FULL), now, now);
+            }
+        }
+        below.pop_front();
+        while below.len() < BELOW_ORDINARY_MAX {
+            let Some((_, came_at)) = protect.next(Class::Ordinary, now) else {
+                break;
+            };
+            longest = longest.max(now.since(came_at));
+            sent[0] += 1;
+            below.push_back(());
+        }
+        let room = Some(64 - below.len()).filter(|room| *room > 0);
+        let room = protect.bulk_room(room, below.len(), now);
+        for _ in 0..room.unwrap_or(0) {
+            let Some(_) = protect.next(Class::Bulk, now) else { break };
+            sent[1] += 1;
+            below.push_back(());
+        }
+    }
+    (longest, sent)
+}
+
+#[test]
+fn an_ordinary_packet_waits_for_room_only_and_not_for_bulks_end() {
+    let (longest, [ordinary, bulk]) = beside_bulk(1_000, |step| u32::from(step.is_multiple_of(331)));
+    assert_eq!(ordinary, 31);
+    assert!(longest <= ms(5), "{longest}");
+    assert!(bulk > 9_900, "{bulk}");
+}
+
+#[test]
+fn ordinary_packets_without_end_leave_bulk_half() {
+    let (_, [ordinary, bulk]) = beside_bulk(1_000, |_| 1);
+    let share = f64::from(bulk) / f64::from(ordinary + bulk);
+    assert!((0.4..=0.6).contains(&share), "{ordinary} and {bulk}");
+}
+
 #[test]
 fn silent_flows_are_forgotten_and_control_that_was_told_is_told_again() {
     let mut protect = Protect::new(config());

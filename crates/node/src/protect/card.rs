@@ -25,9 +25,6 @@ use super::segments::{self, Hardware, Segments};
 use crate::links::TOS_VOICE;
 use crate::outqueue::{EmulatedPackets, OutQueue};
 
-/// Number of packets below at which ordinary ones wait. Few, so that a sender of more than the channel carries soon
-/// builds up a queue here; but enough for an aggregate, because others may be just behind.
-pub(super) const BELOW_ORDINARY_MAX: usize = 16;
 /// Maximum number of packets that are handed over together.
 pub(super) const TOGETHER_MAX: usize = 16;
 /// Maximum number of sends that are followed.
