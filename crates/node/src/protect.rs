@@ -763,14 +763,15 @@ impl Lane {
             ..
         }) = self.protect.poll()
         {
-            if reason == Reason::Own {
-                // While another robot is off, this agent opens a new connection every few seconds.
+            let known = self.control.contains_key(&number);
+            if reason == Reason::Own || known && class == Class::Control {
+                // While another robot is off, this agent opens a new connection every few seconds; and periods change.
                 tracing::debug!("{flow} is {class}: {reason}");
             } else {
                 tracing::info!("{flow} is {class}: {reason}");
             }
             let is_control = class == Class::Control;
-            if is_control && !self.control.contains_key(&number) {
+            if is_control && !known {
                 let added = self
                     .robot
                     .tell(|robot, now| robot.handle(Input::AddForeignFlow, now).flow());
