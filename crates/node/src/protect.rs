@@ -78,6 +78,10 @@ const SHOWN_MAX: usize = 64;
 /// Time after a flow's last wrapped packet until the next may go unwrapped: longer than the wrapped one may travel and
 /// wait at its receiver.
 const UNWRAPPED_AFTER: Duration = Duration::from_nanos(2 * paths::WAIT_MAX.as_nanos());
+/// Time for which bulk's next packets are left in the TUN, so that more come together. A thread that wakes up for each
+/// packet takes the core from the sender, which then takes three times as long for a message of many packets. Control
+/// of the same program waits behind that.
+const BULK_TOGETHER: Duration = Duration::from_micros(150);
 /// Maximum wait of a thread if nothing happens.
 const REST: Duration = Duration::from_millis(200);
 
@@ -222,6 +226,15 @@ enum Rest {
     More,
 }
 
+/// What a round took from the TUN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Took {
+    Nothing,
+    /// Only packets that wait for a permit, or as acknowledgements.
+    Bulk,
+    Other,
+}
+
 /// The way that the last packet of a control flow took.
 #[derive(Clone, Copy, Debug)]
 enum Went {
@@ -254,6 +267,8 @@ struct Lane {
     programs: Option<Programs>,
     /// The flows that are control, as the robot knows them, by number.
     control: BTreeMap<u32, (FlowId, Went)>,
+    /// What the last round took.
+    took: Took,
     /// The time until which ordinary packets and bulk wait.
     still_until: Instant,
     show_at: Instant,
@@ -299,6 +314,7 @@ impl Lane {
             linger: Linger::default(),
             programs: programs.transpose()?,
             control: BTreeMap::new(),
+            took: Took::Nothing,
             still_until: Instant::ZERO,
             show_at: Instant::ZERO,
         };
@@ -368,7 +384,11 @@ impl Lane {
         let due = due.unwrap_or(Instant::FAR_FUTURE).since(now);
         let due = if still == Duration::ZERO { due } else { due.min(still) };
         let linger = if bulk == Rest::None { self.linger() } else { REST };
-        self.wait(look.min(due).min(linger))
+        let most = look.min(due).min(linger);
+        match self.took {
+            Took::Bulk => self.wait(most.min(BULK_TOGETHER), PollFlags::empty()),
+            Took::Nothing | Took::Other => self.wait(most, PollFlags::IN),
+        }
     }
 
     /// Sends everything that waits: from now on, packets bypass the TUN.
@@ -430,14 +450,14 @@ impl Lane {
         }
     }
 
-    /// Waits for packets, for a wake-up, or for at most `most`.
-    fn wait(&self, most: Duration) -> io::Result<()> {
+    /// Waits for these events of the TUN, for a wake-up, or for at most `most`.
+    fn wait(&self, most: Duration, events: PollFlags) -> io::Result<()> {
         let timeout = Timespec {
             tv_sec: (most.as_nanos() / 1_000_000_000) as i64,
             tv_nsec: (most.as_nanos() % 1_000_000_000) as i64,
         };
         let mut both = [
-            PollFd::new(&self.tun, PollFlags::IN),
+            PollFd::new(&self.tun, events),
             PollFd::new(&self.outside.wakes, PollFlags::IN),
         ];
         match poll(&mut both, Some(&timeout)) {
@@ -495,6 +515,7 @@ impl Lane {
     /// Takes packets from the TUN. Returns whether there may be more.
     fn take(&mut self) -> io::Result<bool> {
         let mut bytes = 0;
+        self.took = Took::Nothing;
         for _ in 0..TOGETHER {
             if bytes >= TOGETHER_BYTES {
                 return Ok(true);
@@ -575,7 +596,14 @@ impl Lane {
     /// Sends a packet, or keeps it.
     fn sort(&mut self, head: Head, packet: Packet) {
         let now = self.robot.now();
-        match self.protect.on_packet(head, packet, now) {
+        let verdict = self.protect.on_packet(head, packet, now);
+        let waits_as_bulk =
+            matches!(verdict, Verdict::Queued | Verdict::Dropped(_)) && !self.protect.has(Class::Ordinary);
+        self.took = match self.took {
+            Took::Nothing | Took::Bulk if waits_as_bulk => Took::Bulk,
+            _ => Took::Other,
+        };
+        match verdict {
             Verdict::Send { packet, number, begins } => {
                 for (place, one) in packet.one_by_one().into_iter().enumerate() {
                     self.send_control(one, number, begins && place == 0);
@@ -712,6 +740,10 @@ impl Lane {
                 return Rest::None;
             }
             self.learn();
+            // Ordinary packets that wait for room take it first.
+            if self.card.below() < BELOW_ORDINARY_MAX && self.protect.has(Class::Ordinary) {
+                break;
+            }
         }
         Rest::More
     }
@@ -740,10 +772,6 @@ impl Lane {
             left = left.saturating_sub(packet.count());
             some.push(packet);
         }
-            // Ordinary packets that wait for room take it first.
-            if self.card.below() < BELOW_ORDINARY_MAX && self.protect.has(Class::Ordinary) {
-                break;
-            }
         let are_some = !some.is_empty();
         self.card.send(some, class, None, now);
         are_some
