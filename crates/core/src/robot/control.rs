@@ -17,7 +17,7 @@ use crate::clock::Offset;
 use crate::gate::Caution;
 use crate::{Duration, FlowId, Instant, RobotId};
 
-use super::flow::OwnFlow;
+use super::flow::{OwnFlow, FOREIGN_FLOWS_MAX};
 use super::lead::{level_from_wire, level_to_wire, BLIND_AFTER};
 use super::scope::micros;
 use super::{Action, Arrived, FlowKey, Judged, Message, Robot, Route, Seen, Stamp, ARRIVED_MAX};
@@ -102,7 +102,13 @@ impl Robot {
     /// Adds a flow like [`Robot::add_flow`], for programs that know nothing about Coorp. Only this robot keeps windows
     /// for it: others never hear its messages, and could not know when to end their windows. The flow has no part in
     /// the team's control loop.
+    ///
+    /// Returns `None` once there are so many that this robot's own topics would find no place.
     pub fn add_foreign_flow(&mut self) -> Option<FlowId> {
+        let foreign = self.flows.iter().filter(|flow| flow.taken && flow.foreign).count();
+        if foreign >= FOREIGN_FLOWS_MAX {
+            return None;
+        }
         let added = self.add_flow(None)?;
         self.flows[added.0 as usize].foreign = true;
         Some(added)

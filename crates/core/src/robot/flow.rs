@@ -6,6 +6,8 @@ use crate::{Duration, RobotId};
 
 /// The maximum number of control flows of one robot.
 pub const FLOWS_MAX: usize = 64;
+/// Maximum number of these that belong to programs that know nothing about Coorp.
+pub(super) const FOREIGN_FLOWS_MAX: usize = 48;
 
 /// A flow in a robot's window planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -74,6 +74,17 @@ fn bulk_is_held_while_control_is_due_and_told_when_to_ask_again() {
     assert!(robot.may_pass(0, 0, at(660)), "nothing is due any more");
 }
 
+#[test]
+fn foreign_flows_leave_places_for_the_robots_own_topics() {
+    let policy = Policy::named("coorp").unwrap();
+    let mut robot = Robot::new(RobotConfig::new(&policy, RobotId(1), 2, RobotId(1), 1), at(0)).unwrap();
+    let foreign: Vec<FlowId> = std::iter::from_fn(|| robot.add_foreign_flow()).collect();
+    let own = std::iter::from_fn(|| robot.add_flow(None)).count();
+    assert_eq!((foreign.len(), own), (48, FLOWS_MAX - 48));
+    robot.remove_flow(foreign[0]);
+    assert!(robot.add_foreign_flow().is_some());
+}
+
 /// In an earlier version, flows of unchanged programs at the control loop's rate counted as its perceptions, whose
 /// commands never arrived.
 #[test]
