@@ -128,7 +128,7 @@ const UDP: u8 = 17;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Sent at once in AC_VO, and predicted.
+    /// Sent at once in AC_VO, and predicted if that is possible.
     Control,
     /// Neither: sent as it arrives.
     Ordinary,

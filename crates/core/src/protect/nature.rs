@@ -3,7 +3,8 @@
 //! A program that the scheduler keeps waiting sends late, and then nothing arrives one period after the last message.
 //! But delays of a timer do not add up, while the times of a user or of a busy channel do: message k is about k periods
 //! after the first, or it wanders off. So the distance of many messages from a line through them tells both apart
-//! ([`Nature::is_steady`]), at jitters at which nothing about the next message can be predicted.
+//! ([`Nature::is_steady`]), at jitters at which nothing about the next message can be predicted. A message that is left
+//! out, or two that come together, hide a rate for the next [`STEADY`] messages: the others are then off by one.
 
 use std::collections::VecDeque;
 
@@ -170,7 +171,7 @@ impl Nature {
             // All messages so far proved it, so unknown ones before them count as good.
             (self.periodic, self.small, self.on_time) = (true, u32::MAX, u32::MAX);
         }
-        self.steady = self.proves_steady();
+        self.steady = self.proves_steady(now);
     }
 
     fn model(&mut self) -> &mut ArrivalModel {
@@ -214,21 +215,24 @@ impl Nature {
         may_keep(period) && newest(self.small) >= KEPT_SMALL_MIN && newest(self.on_time) >= KEPT_ON_TIME_MIN
     }
 
-    fn proves_steady(&self) -> bool {
+    fn proves_steady(&self, now: Instant) -> bool {
         if self.began.len() < STEADY {
             return false;
         }
-        let (gap, off) = self.line();
-        let share = off / gap.as_nanos() as f64;
-        match self.steady {
-            false => (PERIOD_MIN..=PERIOD_MAX).contains(&gap) && self.small_in_row >= STEADY && share <= STEADY_PROOF,
-            true => may_keep(gap) && newest(self.small) >= KEPT_SMALL_MIN && share <= STEADY_KEPT,
-        }
+        let mean = now.since(self.began[0]) / (STEADY as u64 - 1);
+        let (may, share_max) = match self.steady {
+            false => {
+                let may = (PERIOD_MIN..=PERIOD_MAX).contains(&mean) && self.small_in_row >= STEADY;
+                (may, STEADY_PROOF)
+            }
+            true => (may_keep(mean) && newest(self.small) >= KEPT_SMALL_MIN, STEADY_KEPT),
+        };
+        may && self.share_off_line(mean) <= share_max
     }
 
-    /// Fits a line to the times of the newest messages by least squares. Returns its slope, and the root of the mean
-    /// square distance of the messages from it, in nanoseconds.
-    fn line(&self) -> (Duration, f64) {
+    /// Fits a line to the times of the newest messages by least squares. Returns the root of their mean square distance
+    /// from it, as a share of their mean gap.
+    fn share_off_line(&self, mean: Duration) -> f64 {
         let first = self.began[0];
         let count = self.began.len() as f64;
         let middle = (count - 1.0) / 2.0;
@@ -241,7 +245,7 @@ impl Nature {
         }
         let xx = count * (count * count - 1.0) / 12.0;
         let square = (yy - y * y / count - xy * xy / xx).max(0.0);
-        (Duration::from_nanos((xy / xx) as u64), (square / count).sqrt())
+        (square / count).sqrt() / mean.as_nanos() as f64
     }
 
     fn pay(&mut self, bytes: u32, bounds: Bounds, now: Instant) {
