@@ -219,10 +219,15 @@ impl Inner {
 
     fn change(&mut self, changes: Vec<Change>) {
         changes.iter().for_each(|change| self.apply(change, false));
+        self.pending.push((Instant::now(), changes));
+        self.write_old();
+    }
+
+    /// Writes changes of names that a kernel has written by now.
+    fn write_old(&mut self) {
         let now = Instant::now();
-        self.pending.push((now, changes));
         let young = |(at, _): &(Instant, _)| now.duration_since(*at) < WRITTEN_AFTER;
-        let old = self.pending.iter().position(young).unwrap_or_default();
+        let old = self.pending.iter().position(young).unwrap_or(self.pending.len());
         let written: Vec<_> = self.pending.drain(..old).flat_map(|(_, changes)| changes).collect();
         written.iter().for_each(|change| self.apply(change, true));
     }
@@ -330,6 +335,7 @@ impl Inner {
     /// Cuts the power: each change that was not synced is kept or lost.
     fn cut(&mut self) {
         self.fuse = None;
+        self.write_old();
         let share = SHARES[self.rng.random_range(0..SHARES.len())];
         let mut lost = BTreeSet::new();
         for (_, changes) in std::mem::take(&mut self.pending) {
