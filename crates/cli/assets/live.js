@@ -651,9 +651,9 @@
   const showFlows = () => {
     const rows = shownRobots().flatMap((robot) => (robot.absent ? [] : robot.status?.flows ?? []).map((flow) => [
       robot.name, flow.flow, flow.class, flow.reason, ms(flow.period_ms), `${(flow.rate_bps / 1e6).toFixed(2)} Mbit/s`,
-      flow.waiting_bytes ? `${(flow.waiting_bytes / 1e3).toFixed(0)} kB` : DASH, flow.dropped ? counted(flow.dropped) : DASH,
+      ms(flow.late_ms), flow.waiting_bytes ? `${(flow.waiting_bytes / 1e3).toFixed(0)} kB` : DASH, flow.dropped ? counted(flow.dropped) : DASH,
     ]));
-    fill("flows", [["robot"], ["flow"], ["taken for"], ["because"], ["period"], ["rate"], ["waits"], ["dropped"]], rows.slice(0, ROWS_MAX));
+    fill("flows", [["robot"], ["flow"], ["taken for"], ["because"], ["period"], ["rate"], ["late"], ["waits"], ["dropped"]], rows.slice(0, ROWS_MAX));
   };
 
   // ---- The top ----

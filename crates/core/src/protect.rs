@@ -61,6 +61,7 @@
 
 mod flows;
 mod linger;
+mod longest;
 mod nature;
 mod order;
 mod queues;
@@ -366,6 +367,8 @@ pub struct Status {
     pub rate_bps: u64,
     /// The time since the last packet.
     pub silent: Duration,
+    /// The longest time that a packet waited here, over the last second or two; for control, until it left the card.
+    pub late: Duration,
     /// The number of waiting packets.
     pub waiting_packets: u32,
     /// The bytes of the waiting packets.
@@ -529,6 +532,7 @@ impl<P> Protect<P> {
                 self.flows.get_mut(at).calm_from += held;
             }
             if let Some(packet) = taken.packet {
+                self.flows.get_mut(at).late.note(taken.waited, now);
                 if lane == Lane::Ordinary {
                     let ahead = self.ordinary_ahead + u64::from(taken.head.bytes);
                     self.ordinary_ahead = ahead.min(AHEAD_BYTES_MAX);
@@ -537,6 +541,11 @@ impl<P> Protect<P> {
             }
         }
         None
+    }
+
+    /// Records how long a message of a control flow of this number took until it left the card.
+    pub fn on_control_left(&mut self, number: u32, took: Duration, now: Instant) {
+        self.flows.get_mut(number).late.note(took, now);
     }
 
     /// Decides how many packets of bulk may leave now, with `below` packets below the driver. Permit and gate have `room`
@@ -597,6 +606,7 @@ impl<P> Protect<P> {
                 bytes: entry.bytes,
                 rate_bps: entry.nature.rate_bps(now),
                 silent: now.since(entry.packet_at),
+                late: entry.late.get(now),
                 waiting_packets: load.packets,
                 waiting_bytes: load.bytes,
                 dropped: self.queues.dropped_of(at),

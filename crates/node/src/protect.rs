@@ -265,8 +265,10 @@ struct Lane {
     linger: Linger,
     /// `None` if no rule names a program.
     programs: Option<Programs>,
-    /// The flows that are control, as the robot knows them, by number.
-    control: BTreeMap<u32, (FlowId, Went)>,
+    /// The flows that are control, by number, as the robot knows them; `None` for those for which it has no place.
+    control: BTreeMap<u32, (Option<FlowId>, Went)>,
+    /// Whether it was said that the robot has no place for more.
+    told_full: bool,
     /// What the last round took.
     took: Took,
     /// The time until which ordinary packets and bulk wait.
@@ -314,6 +316,7 @@ impl Lane {
             linger: Linger::default(),
             programs: programs.transpose()?,
             control: BTreeMap::new(),
+            told_full: false,
             took: Took::Nothing,
             still_until: Instant::ZERO,
             show_at: Instant::ZERO,
@@ -490,6 +493,12 @@ impl Lane {
         if left.is_empty() {
             return false;
         }
+        for sent in left.iter().filter(|sent| sent.class == Class::Control) {
+            let mut flows = self.control.iter();
+            if let Some((number, _)) = flows.find(|(_, (flow, _))| flow.is_some() && *flow == sent.flow) {
+                self.protect.on_control_left(*number, now.since(sent.at), now);
+            }
+        }
         self.robot.tell(|robot, now| {
             for sent in left {
                 match (sent.class, sent.flow) {
@@ -630,7 +639,7 @@ impl Lane {
     fn send_control(&mut self, packet: Box<[u8]>, number: u32, begins: bool) {
         // The robot may not know a flow that has just become control.
         self.follow_changes();
-        let known = self.control.get(&number).map(|(flow, _)| *flow).filter(|_| begins);
+        let known = self.control.get(&number).and_then(|(flow, _)| *flow).filter(|_| begins);
         if let Some(targets) = self.wrap(&packet, number, begins) {
             if let Some(known) = known {
                 self.robot.tell(|robot, now| robot.handle(Input::Control(known), now));
@@ -783,6 +792,7 @@ impl Lane {
         if self.protect.next_deadline().is_some_and(|due| now >= due) {
             self.protect.on_deadline(now);
         }
+        let robot = self.robot.clone();
         while let Some(Change {
             flow,
             number,
@@ -798,20 +808,20 @@ impl Lane {
             } else {
                 tracing::info!("{flow} is {class}: {reason}");
             }
-            let is_control = class == Class::Control;
-            if is_control && !known {
-                let added = self
-                    .robot
-                    .tell(|robot, now| robot.handle(Input::AddForeignFlow, now).flow());
-                if let Some(added) = added {
-                    self.control.insert(number, (added, Went::Nowhere));
+            if class == Class::Control {
+                let (place, _) = self.control.entry(number).or_insert((None, Went::Nowhere));
+                let added = || robot.tell(|robot, now| robot.handle(Input::AddForeignFlow, now).flow());
+                *place = place.or_else(added);
+                if place.is_none() && !self.told_full {
+                    self.told_full = true;
+                    tracing::warn!("programs have so many control flows that the arrival of more is not predicted");
                 }
-            } else if !is_control {
-                if let Some((gone, went)) = self.control.remove(&number) {
-                    if let Went::Wrapped(at) = went {
-                        self.still_until = self.still_until.max(at + UNWRAPPED_AFTER);
-                    }
-                    self.robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
+            } else if let Some((gone, went)) = self.control.remove(&number) {
+                if let Went::Wrapped(at) = went {
+                    self.still_until = self.still_until.max(at + UNWRAPPED_AFTER);
+                }
+                if let Some(gone) = gone {
+                    robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
                 }
             }
         }
@@ -830,7 +840,10 @@ impl Drop for Lane {
         if let Some(wrapper) = &self.wrapper {
             wrapper.close(self.path);
         }
-        for (gone, _) in std::mem::take(&mut self.control).into_values() {
+        for gone in std::mem::take(&mut self.control)
+            .into_values()
+            .filter_map(|(flow, _)| flow)
+        {
             self.robot.tell(|robot, now| robot.handle(Input::RemoveFlow(gone), now));
         }
         lock(&self.outside.flows).clear();

@@ -426,6 +426,7 @@ pub fn flows(here: &[Status]) -> Sheet {
         "because",
         "period",
         "rate",
+        "late",
         "waits",
         "dropped",
     ];
@@ -438,6 +439,7 @@ pub fn flows(here: &[Status]) -> Sheet {
             flow.period
                 .map_or_else(|| DASH.to_owned(), |period| millis(period.as_nanos() as f64 / 1e3)),
             format!("{:.2} Mbit/s", flow.rate_bps as f64 / 1e6),
+            millis(flow.late.as_nanos() as f64 / 1e3),
             format!("{:.0} kB", flow.waiting_bytes as f64 / 1e3),
             flow.dropped.to_string(),
         ]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
+use super::longest::Longest;
 use super::nature::Nature;
 use super::order::Order;
 use super::{Class, Flow, Program, Reason};
@@ -32,6 +33,7 @@ pub(super) struct Entry {
     pub nature: Nature,
     pub packets: u64,
     pub bytes: u64,
+    pub late: Longest,
     pub packet_at: Instant,
     /// When the last packet with payload arrived.
     pub message_at: Option<Instant>,
@@ -66,6 +68,7 @@ impl Entry {
             nature: Nature::default(),
             packets: 0,
             bytes: 0,
+            late: Longest::default(),
             packet_at: now,
             message_at: None,
             touched: now,

@@ -3,8 +3,9 @@
 //! A program that the scheduler keeps waiting sends late, and then nothing arrives one period after the last message.
 //! But delays of a timer do not add up, while the times of a user or of a busy channel do: message k is about k periods
 //! after the first, or it wanders off. So the distance of many messages from a line through them tells both apart
-//! ([`Nature::is_steady`]), at jitters at which nothing about the next message can be predicted. A message that is left
-//! out, or two that come together, hide a rate for the next [`STEADY`] messages: the others are then off by one.
+//! ([`Nature::is_steady`]), at jitters at which nothing about the next message can be predicted. Until a
+//! flow has shown its rate, a message that is left out, or two that come together, hide it for [`STEADY`] messages: the
+//! others are then off by one.
 
 use std::collections::VecDeque;
 

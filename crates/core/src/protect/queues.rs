@@ -101,6 +101,8 @@ pub(super) struct Taken<P> {
     /// The packet; `None` if CoDel dropped it.
     pub packet: Option<P>,
     pub head: Head,
+    /// How long the packet waited.
+    pub waited: Duration,
     /// How long bulk was held while the queue was not empty, if the queue is empty now.
     pub emptied: Option<Duration>,
 }
@@ -297,9 +299,10 @@ impl<P> Queues<P> {
         let open_now = self.open_clock(now);
         let since = self.queues[flow as usize].since;
         let mut waiting = self.unlink(flow)?;
+        let waited = now.since(waiting.queued_at);
         let queue = &mut self.queues[flow as usize];
         let (wait, clock) = match queue.lane {
-            Lane::Ordinary | Lane::Empty => (now.since(waiting.queued_at), now),
+            Lane::Ordinary | Lane::Empty => (waited, now),
             Lane::Bulk if self.forgiven.is_some_and(|until| waiting.open_at <= until) => (Duration::ZERO, open_now),
             Lane::Bulk => (open_now.since(waiting.open_at), open_now),
         };
@@ -321,6 +324,7 @@ impl<P> Queues<P> {
             return Some(Taken {
                 packet: Some(piece).filter(|_| !drops),
                 head,
+                waited,
                 emptied: None,
             });
         }
@@ -330,6 +334,7 @@ impl<P> Queues<P> {
         Some(Taken {
             packet: waiting.packet.filter(|_| !drops),
             head: waiting.head,
+            waited,
             emptied: (queue.packets == 0).then_some(held),
         })
     }

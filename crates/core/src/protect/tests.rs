@@ -988,6 +988,22 @@ fn an_empty_queue_pays_no_debt() {
     assert!(sent[0].abs_diff(sent[1]) < 2 * 9_000 + 2 * 1_514, "{sent:?}");
 }
 
+#[test]
+fn a_flow_shows_its_longest_wait() {
+    let mut protect = Protect::new(config());
+    queue(&mut protect, 0, 0..2, at(100));
+    protect.set_open(true, at(107));
+    protect.next(Class::Bulk, at(107));
+    assert_eq!(status(&protect, 0, at(107)).late, ms(7));
+    protect.next(Class::Bulk, at(1_600));
+    assert_eq!(status(&protect, 0, at(1_600)).late, ms(1_500));
+    protect.on_packet(head(1, 100), 9, at(1_600));
+    let mut told = std::iter::from_fn(|| protect.poll());
+    let number = told.find(|change| change.class == Class::Control).unwrap().number;
+    protect.on_control_left(number, ms(2), at(1_602));
+    assert_eq!(status(&protect, 1, at(1_602)).late, ms(2));
+}
+
 /// Sends ordinary packets, and more bulk than fits, into a card that takes a packet from the agent every 0.1 ms, and holds 64 of bulk.
 /// `ordinary` says how many packets of flow 2 come at a time. Returns the longest wait of one, and how many packets of
 /// each class have left.

@@ -264,7 +264,7 @@ fn shown(mut status: Status, team: &Team) -> Value {
         json!({
             "flow": flow.to_string(), "class": flow.class.to_string(), "reason": flow.reason.to_string(),
             "period_ms": flow.period.map(|period| rounded(period.as_millis_f64())),
-            "rate_bps": flow.rate_bps, "waiting_bytes": flow.waiting_bytes, "dropped": flow.dropped,
+            "rate_bps": flow.rate_bps, "late_ms": rounded(flow.late.as_millis_f64()), "waiting_bytes": flow.waiting_bytes, "dropped": flow.dropped,
         })
     });
     let flows: Vec<Value> = flows.collect();
