@@ -82,6 +82,9 @@ const UNWRAPPED_AFTER: Duration = Duration::from_nanos(2 * paths::WAIT_MAX.as_na
 /// packet takes the core from the sender, which then takes three times as long for a message of many packets. Control
 /// of the same program waits behind that.
 const BULK_TOGETHER: Duration = Duration::from_micros(150);
+/// The number of packets below at which an agent that ends waits before it sends more, and the longest time for that.
+const BELOW_END_MAX: usize = 64;
+const END_MAX: Duration = Duration::from_secs(1);
 /// Maximum wait of a thread if nothing happens.
 const REST: Duration = Duration::from_millis(200);
 
@@ -394,7 +397,8 @@ impl Lane {
         }
     }
 
-    /// Sends everything that waits: from now on, packets bypass the TUN.
+    /// Sends everything that waits: from now on, packets bypass the TUN. The card takes as much at a time as it has room
+    /// for: a connection that has been held assumes long round trips, and would notice a loss only after many seconds.
     fn end(&mut self) {
         self.routes = None;
         for _ in 0..routes::QUEUE_PACKETS / TOGETHER {
@@ -402,8 +406,8 @@ impl Lane {
                 break;
             }
         }
-        let now = self.robot.now();
-        self.protect.set_open(true, now);
+        let began = self.robot.now();
+        self.protect.set_open(true, began);
         for class in [Class::Ordinary, Class::Bulk] {
             loop {
                 self.protect.may_acknowledge(true, Instant::FAR_FUTURE);
@@ -418,6 +422,12 @@ impl Lane {
     /// Follows an interface that appears, disappears, or changes its address or MTU.
     fn follow_outlet(&mut self) {
         let interface = self.outlet.interface.clone();
+                let now = self.robot.now();
+                if self.card.below() >= BELOW_END_MAX && now.since(began) < END_MAX {
+                    std::thread::sleep(std::time::Duration::from_nanos(LOOK_OPEN.as_nanos()));
+                    self.learn();
+                    continue;
+                }
         match Outlet::of(&interface) {
             Ok(found) if found == self.outlet && self.routes.is_some() => {}
             Ok(found) => {
