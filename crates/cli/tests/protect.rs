@@ -397,6 +397,7 @@ import hashlib, os, pathlib, signal, socket, struct, subprocess, sys, threading,
 COORP, FOLDER = sys.argv[1:]
 ROBOT, DONE, PORT = os.environ["COORP_ROBOT"], os.path.join(FOLDER, "done"), 7100
 BASE, OWN, ALL, GROUP, SIX = "10.77.0.1", "10.77.0.2", "10.77.255.255", "239.7.7.7", "fd77::1"
+BEYOND = "198.51.100.1"
 
 def run(command, check=True):
     return subprocess.run(command.split(), check=check, capture_output=True, text=True).stdout
@@ -425,6 +426,7 @@ if ROBOT == "base":
     # The agent looks for the base's, and would use up the errors that it may send.
     pathlib.Path("/proc/sys/net/ipv4/icmp_ratelimit").write_text("0")
     run("ip addr add fd77::1/64 dev wlan0 nodad")
+    run(f"ip addr add {BEYOND}/32 dev lo")
     for work in ((answer, ""), (answer, SIX, socket.AF_INET6), (answer_streams,)):
         threading.Thread(target=work[0], args=work[1:], daemon=True).start()
 if ROBOT != "rover":
@@ -461,8 +463,8 @@ def refused():
         except ConnectionRefusedError:
             return True
 
-def streams():
-    with socket.create_connection((BASE, PORT), timeout=20) as own:
+def streams(to=BASE):
+    with socket.create_connection((to, PORT), timeout=20) as own:
         # Segments fit the link, whatever the interface takes that they go into.
         fits = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 1_460
         payload = os.urandom(1_000_000)
@@ -506,7 +508,10 @@ TRIES = {
     "from a container": lambda: goes(f"{BASE} from 10.77.200.9 iif docker0"),
     "into the VPN": lambda: goes("100.64.0.9"),
     "past the VPN by its mark": lambda: goes("100.64.0.9 mark 0x80000"),
-    "to the internet": lambda: goes("198.51.100.1"),
+    "to the internet": lambda: goes(BEYOND),
+    "a datagram to the internet": lambda: asks(BEYOND),
+    "a stream to the internet": lambda: streams(BEYOND),
+    "an echo of the internet": lambda: "1 received" in run(f"ping -c 1 -W 5 {BEYOND}", check=False),
 }
 if FIREWALL := os.system("nft list ruleset > /dev/null 2>&1") == 0:
     TRIES["what the firewall drops"] = lambda: not asks(BASE, port=PORT + 2, times=2)
@@ -590,10 +595,21 @@ finally:
 
 #[test]
 fn what_a_machine_has_already_works_beside_an_agent_as_without() {
-    if !possible("what_a_machine_has_already", &["ping", "python3"]) {
-        return;
+    if possible("what_a_machine_has_already", &["ping", "python3"]) {
+        everything_works("tries", "", "wlan0");
     }
-    let (folder, file) = team("tries", "", TRIES);
+}
+
+#[test]
+fn what_goes_to_the_internet_can_be_protected_too() {
+    if possible("what_goes_to_the_internet", &["ping", "python3"]) {
+        everything_works("beyond", "[live]\nprotect_all = true\n", "CHANGED wlan0 coorp0 wlan0");
+    }
+}
+
+/// Tries everything with a team file that says `more`. Packets to the internet leave by `beyond`.
+fn everything_works(name: &str, more: &str, beyond: &str) {
+    let (folder, file) = team(name, more, TRIES);
     let (own, place, program) = (env!("CARGO_BIN_EXE_coorp"), folder.path(""), folder.path("program"));
     let output = coorp(&["emu", &file, "--", "python3", &program, own, &place]);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -616,7 +632,10 @@ fn what_a_machine_has_already_works_beside_an_agent_as_without() {
         ("from a container", "wlan0"),
         ("into the VPN", "vpn0"),
         ("past the VPN by its mark", "wlan0"),
-        ("to the internet", "wlan0"),
+        ("to the internet", beyond),
+        ("a datagram to the internet", "True"),
+        ("a stream to the internet", "True"),
+        ("an echo of the internet", "True"),
         ("a stream over a smaller link", "True"),
     ] {
         assert!(stdout.contains(&format!("[rover] {what}: {found}\n")), "{what}: {all}");

@@ -145,7 +145,7 @@ impl Protection {
             router: Router::start(member, wrapper.addresses())?,
         };
         for (path, interface) in interfaces.iter().enumerate().take(member.paths) {
-            let outlet = Outlet::of(interface)?;
+            let outlet = Outlet::of(interface, member.team.live.protect_all)?;
             let wakes = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
             let wakes = wakes.map_err(|error| Error::Protect(format!("no event: {error}")))?;
             let outside = Arc::new(Outside {
@@ -154,7 +154,7 @@ impl Protection {
             });
             let with = (member, robot, control, wrapper);
             let lane = Lane::open(with, path, &outlet, outside.clone())?;
-            tracing::info!("protecting what programs send to {} over {interface}", outlet.network);
+            tracing::info!("protecting what programs send to {} over {interface}", reach(&outlet));
             let (stop, panicked) = (protection.stop.clone(), robot.clone());
             let carry = move || {
                 real_time();
@@ -218,6 +218,14 @@ impl Drop for Protection {
     }
 }
 
+/// Returns where protected packets go, for the log.
+fn reach(outlet: &Outlet) -> String {
+    match outlet.router {
+        Some(router) => format!("{} and by the router {router}", outlet.network),
+        None => outlet.network.clone(),
+    }
+}
+
 /// The state of bulk that was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
@@ -254,6 +262,8 @@ struct Lane {
     /// `None` with one path.
     wrapper: Option<Arc<Wrapper>>,
     protect: Protect<Packet>,
+    /// Whether what leaves by the default route is protected too.
+    protects_all: bool,
     outlet: Outlet,
     /// `None` while the interface cannot be used. Dropped before the TUN, so that packets bypass it.
     routes: Option<Routes>,
@@ -308,6 +318,7 @@ impl Lane {
             follower: control.clone(),
             wrapper,
             protect: Protect::new(config),
+            protects_all: member.team.live.protect_all,
             outlet: outlet.clone(),
             routes: Some(routes),
             tun,
@@ -411,6 +422,12 @@ impl Lane {
         for class in [Class::Ordinary, Class::Bulk] {
             loop {
                 self.protect.may_acknowledge(true, Instant::FAR_FUTURE);
+                let now = self.robot.now();
+                if self.card.below() >= BELOW_END_MAX && now.since(began) < END_MAX {
+                    std::thread::sleep(std::time::Duration::from_nanos(LOOK_OPEN.as_nanos()));
+                    self.learn();
+                    continue;
+                }
                 let Some(packet) = self.next(class, TOGETHER_MAX, now) else {
                     break;
                 };
@@ -422,16 +439,11 @@ impl Lane {
     /// Follows an interface that appears, disappears, or changes its address or MTU.
     fn follow_outlet(&mut self) {
         let interface = self.outlet.interface.clone();
-                let now = self.robot.now();
-                if self.card.below() >= BELOW_END_MAX && now.since(began) < END_MAX {
-                    std::thread::sleep(std::time::Duration::from_nanos(LOOK_OPEN.as_nanos()));
-                    self.learn();
-                    continue;
-                }
-        match Outlet::of(&interface) {
+        match Outlet::of(&interface, self.protects_all) {
             Ok(found) if found == self.outlet && self.routes.is_some() => {}
             Ok(found) => {
                 self.routes = None;
+                let beyond = reach(&found);
                 let opened = Card::open(&found).map_err(|error| error.to_string());
                 let opened = opened.and_then(|card| {
                     self.card = card;
@@ -441,7 +453,7 @@ impl Lane {
                 });
                 match opened {
                     Ok(routes) => {
-                        tracing::info!("protecting what programs send to {} over {interface}", found.network);
+                        tracing::info!("protecting what programs send to {beyond} over {interface}");
                         self.routes = Some(routes);
                     }
                     Err(error) if found != self.outlet => tracing::warn!("programs are not protected: {error}"),

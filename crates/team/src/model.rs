@@ -96,6 +96,8 @@ pub struct Live {
     pub duplicate: Duplicate,
     /// Whether the agents that protect programs are their robots' Zenoh routers; default no.
     pub zenoh: bool,
+    /// Whether agents also protect what leaves a robot's interface by the default route; default no.
+    pub protect_all: bool,
 }
 
 /// The rate settings of a robot or a link; `None` defers to the next wider setting.

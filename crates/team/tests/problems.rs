@@ -605,10 +605,11 @@ fn a_live_team_is_read_with_its_defaults() {
     assert_eq!((team.port(alpha), team.port(bravo)), (7460, 7600));
     assert_eq!(team.robots[1].interfaces, ["wlan0"]);
     assert_eq!(team.robot_named("charlie"), None);
-    assert_eq!((team.live.duplicate, team.live.zenoh), (Duplicate::Adaptive, false));
-    let text = format!("{TEAM}[live]\nduplicate = \"never\"\nzenoh = true\n");
+    let told = |team: &coorp_team::Team| (team.live.duplicate, team.live.zenoh, team.live.protect_all);
+    assert_eq!(told(&team), (Duplicate::Adaptive, false, false));
+    let text = format!("{TEAM}[live]\nduplicate = \"never\"\nzenoh = true\nprotect_all = true\n");
     let team = parse(&text, "team.toml", Path::new("/team")).unwrap();
-    assert_eq!((team.live.duplicate, team.live.zenoh), (Duplicate::Never, true));
+    assert_eq!(told(&team), (Duplicate::Never, true, true));
 }
 
 #[test]

@@ -27,6 +27,9 @@ const COMPLETE: u32 = 0x02;
 #[derive(Debug)]
 pub(super) struct Neighbours {
     interface: String,
+    /// The interface's network, as its address and the mask, and the router to others, if there is one.
+    network: (u32, u32),
+    router: Option<Ipv4Addr>,
     /// Whether the interface has neighbours; otherwise, no packet has to wait.
     any: bool,
     /// The known receivers; `None` if the hardware address is not an Ethernet address.
@@ -40,6 +43,8 @@ impl Neighbours {
     pub fn of(outlet: &Outlet) -> Neighbours {
         Neighbours {
             interface: outlet.interface.clone(),
+            network: (outlet.address.to_bits(), outlet.mask()),
+            router: outlet.router,
             any: outlet.has_neighbours,
             known: BTreeMap::new(),
             read_at: None,
@@ -47,11 +52,19 @@ impl Neighbours {
         }
     }
 
-    /// Returns whether a receiver's hardware address is known, or is not needed.
+    /// Returns the neighbour that takes packets to a receiver.
+    fn next(&self, receiver: Ipv4Addr) -> Ipv4Addr {
+        let (own, mask) = self.network;
+        let is_here = (receiver.to_bits() ^ own) & mask == 0;
+        self.router.filter(|_| !is_here).unwrap_or(receiver)
+    }
+
+    /// Returns whether the hardware address of a receiver, or of the router to it, is known, or is not needed.
     pub fn knows(&mut self, receiver: Ipv4Addr, now: Instant) -> bool {
         if !self.any {
             return true;
         }
+        let receiver = self.next(receiver);
         let holds_for = if self.known.contains_key(&receiver) {
             KNOWN_FOR
         } else {
@@ -84,12 +97,12 @@ impl Neighbours {
         }
     }
 
-    /// Returns a receiver's hardware address, if it is known.
+    /// Returns the hardware address of a receiver, or of the router to it, if it is known.
     pub fn hardware(&mut self, receiver: Ipv4Addr, now: Instant) -> Option<Hardware> {
         if !self.knows(receiver, now) {
             return None;
         }
-        self.known.get(&receiver).copied().flatten()
+        self.known.get(&self.next(receiver)).copied().flatten()
     }
 }
 

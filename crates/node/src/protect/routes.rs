@@ -6,11 +6,14 @@
 //! next start deletes them. Sockets that are bound to the interface use only routes over it, and so bypass the TUN: the
 //! agent's sockets, and any other program's.
 //!
+//! With `protect_all`, a second pair of rules, last before the kernel's own, does the same for the default route if it
+//! goes over the interface. All other routes of the machine, and rules such as a VPN's, come first.
+//!
 //! A strict reverse-path filter would drop packets that arrive from that network over the interface, so the agent makes
 //! it loose. A rule without effect records the earlier setting. The record lives as long as the setting: until the
 //! network namespace ends, or the next boot. Until then, whichever agent clears the rules also restores the filter.
 //!
-//! Left out: IPv6, broadcast, multicast, and packets to other networks than the interface's own.
+//! Left out: IPv6, broadcast, multicast, and packets to other networks by other routes than the default one.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,8 +28,13 @@ use crate::Error;
 
 /// The priority of the first path's first rule: ahead of Tailscale's (5,210) and of all rules that people usually have.
 const PRIORITY: usize = 5_190;
-/// The number of the first path's table.
+/// The same of the rules for the default route: behind all rules but the kernel's own (32,766 and 32,767).
+const PRIORITY_LAST: usize = 32_750;
+/// The number of the first path's table, and of its table for the default route.
 const TABLE: usize = 7_460;
+const TABLE_LAST: usize = TABLE + PATHS_MAX;
+/// The maximum number of routes that are read.
+const ROUTES_MAX: usize = 65_536;
 /// The maximum number of rules that are read, and that earlier starts can have left.
 const RULES_MAX: usize = 4_096;
 const LEFT_MAX: usize = 256;
@@ -65,14 +73,17 @@ pub(super) struct Outlet {
     /// The network, in the form `10.77.0.0/24`.
     pub network: String,
     prefix: u8,
+    /// The router to other networks, if the default route goes over the interface and programs' packets that take it
+    /// are protected too.
+    pub router: Option<Ipv4Addr>,
     pub mtu: usize,
     /// Whether a packet may have to wait until its receiver's hardware address is known.
     pub has_neighbours: bool,
 }
 
 impl Outlet {
-    /// Looks up an interface.
-    pub fn of(interface: &str) -> Result<Outlet, Error> {
+    /// Looks up an interface. With `all`, also its default route.
+    pub fn of(interface: &str, all: bool) -> Result<Outlet, Error> {
         let found = pnet_datalink::interfaces()
             .into_iter()
             .find(|one| one.name == interface);
@@ -95,9 +106,17 @@ impl Outlet {
             address,
             network: format!("{network}/{prefix}"),
             prefix,
+            router: all.then(|| router_over(interface)).flatten(),
             mtu: mtu.unwrap_or(1_500),
             has_neighbours: found.flags & NO_ARP == 0,
         })
+    }
+}
+
+impl Outlet {
+    /// Returns the network's mask.
+    pub fn mask(&self) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or_default()
     }
 }
 
@@ -110,6 +129,7 @@ impl Routes {
             address,
             network,
             prefix,
+            router,
             mtu,
             ..
         } = outlet;
@@ -122,15 +142,14 @@ impl Routes {
             "link set dev {tun} mtu {MTU} txqueuelen {QUEUE_PACKETS} addrgenmode none"
         ))?;
         ip(&format!("link set dev {tun} up"))?;
-        let [first, second] = priorities(path);
-        let table = TABLE + path;
+        let [first, second, third, fourth] = priorities(path);
+        let (table, last) = (TABLE + path, TABLE_LAST + path);
         // The scope is global: otherwise the kernel would use the TUN as the way to the routers of new routes. The MTU
         // is locked, so that only packets that a program itself forbids to cut have the flag. TCP's segments fit the
         // interface.
         let segment = mtu.saturating_sub(TCP_HEADERS_BYTES);
-        ip(&format!(
-            "-4 route replace {network} dev {tun} src {address} scope global table {table} mtu lock {MTU} advmss {segment}"
-        ))?;
+        let into = format!("dev {tun} src {address} scope global mtu lock {MTU} advmss {segment}");
+        ip(&format!("-4 route replace {network} {into} table {table}"))?;
         if inwards {
             // This comes after the kernel's own route, which disappears while the interface is down.
             let route = format!("local {address} dev {tun} table local metric {TABLE}");
@@ -147,6 +166,15 @@ impl Routes {
         ip(&format!(
             "-4 rule add pref {second} iif lo lookup {table} protocol kernel"
         ))?;
+        if router.is_some() {
+            ip(&format!("-4 route replace default {into} table {last}"))?;
+            ip(&format!(
+                "-4 rule add pref {third} iif lo lookup main suppress_prefixlength 0 protocol kernel"
+            ))?;
+            ip(&format!(
+                "-4 rule add pref {fourth} iif lo lookup {last} protocol kernel"
+            ))?;
+        }
         Ok(routes)
     }
 
@@ -157,7 +185,7 @@ impl Routes {
         if own == LOOSE || ![own.as_str(), filter_of("all").as_str()].contains(&STRICT) {
             return Ok(());
         }
-        let [first, _] = priorities(self.path);
+        let [first, ..] = priorities(self.path);
         let Some((mark, _)) = NOTES.iter().find(|(_, had)| *had == own) else {
             return Ok(());
         };
@@ -185,6 +213,32 @@ impl Drop for Routes {
             tracing::warn!("policy rules remain, and do no harm: {error}");
         }
     }
+}
+
+/// Returns the router to which the default route goes, if that is over this interface.
+fn router_over(interface: &str) -> Option<Ipv4Addr> {
+    router_in(&fs::read_to_string("/proc/net/route").ok()?, interface)
+}
+
+/// Returns the same, by the kernel's table: interface, destination, router, flags, two numbers, metric, mask. Addresses
+/// are in hexadecimal, in the machine's order of bytes.
+fn router_in(table: &str, interface: &str) -> Option<Ipv4Addr> {
+    let default = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [interface, "00000000", router, _, _, _, metric, "00000000", ..] = fields.as_slice() else {
+            return None;
+        };
+        let router = u32::from_str_radix(router, 16).ok()?;
+        Some((
+            metric.parse::<u32>().ok()?,
+            (*interface).to_owned(),
+            Ipv4Addr::from(router.to_ne_bytes()),
+        ))
+    };
+    let defaults = table.lines().skip(1).take(ROUTES_MAX).filter_map(default);
+    // The kernel takes the first one of the lowest metric.
+    let (_, over, router) = defaults.min_by_key(|(metric, ..)| *metric)?;
+    (over == interface && !router.is_unspecified()).then_some(router)
 }
 
 /// Lets packets from addresses of any path come out of a TUN. The setting disappears with the TUN.
@@ -247,12 +301,13 @@ pub(super) fn forget_from(path: usize) {
     }
 }
 
-/// Returns the priorities of a path's two rules.
-fn priorities(path: usize) -> [usize; 2] {
-    [PRIORITY + 2 * path, PRIORITY + 2 * path + 1]
+/// Returns the priorities of a path's rules: two for the interface's network, and two for the default route.
+fn priorities(path: usize) -> [usize; 4] {
+    let (first, last) = (PRIORITY + 2 * path, PRIORITY_LAST + 2 * path);
+    [first, first + 1, last, last + 1]
 }
 
-/// Returns the priorities of all our rules.
+/// Returns the priorities of our rules for interfaces' networks.
 pub fn protect_priorities() -> Range<usize> {
     PRIORITY..PRIORITY + 2 * PATHS_MAX
 }
@@ -290,14 +345,18 @@ struct Rule {
 
 /// Returns the rules of a path, from the list of all rules.
 fn rules_of(path: usize, all: &str) -> Vec<Rule> {
-    let [first, second] = priorities(path);
+    let [first, second, third, fourth] = priorities(path);
     let ours = |line: &str| {
         let (priority, rule) = line.split_once(':')?;
         let priority: usize = priority.parse().ok()?;
         let rule: Vec<&str> = rule.split_whitespace().filter(|word| *word != "[detached]").collect();
         let filter = match rule.as_slice() {
-            ["from", "all", "iif", "lo", "lookup", "main", "suppress_prefixlength", ..] if priority == first => None,
-            ["from", "all", "iif", "lo", "lookup", ..] if priority == second => None,
+            ["from", "all", "iif", "lo", "lookup", "main", "suppress_prefixlength", ..]
+                if [first, third].contains(&priority) =>
+            {
+                None
+            }
+            ["from", "all", "iif", "lo", "lookup", ..] if [second, fourth].contains(&priority) => None,
             ["from", "all", "fwmark", mark, "iif", interface, "nop", ..] if priority == first => {
                 let had = NOTES.iter().find(|(noted, _)| noted == mark)?.1;
                 Some(((*interface).to_owned(), had))
@@ -340,6 +399,8 @@ mod tests {
 5193:	from all iif lo lookup 7461
 5210:	from all fwmark 0x80000/0xff0000 lookup main
 nonsense
+32750:	from all iif lo lookup main suppress_prefixlength 0 proto kernel
+32751:	from all iif lo lookup 7464 proto kernel
 32766:	from all lookup main
 ";
         let shown = |path| -> Vec<String> {
@@ -354,6 +415,8 @@ nonsense
                 "5190 from all iif lo lookup main suppress_prefixlength 24 proto kernel None",
                 "5190 from all fwmark 0x2 iif wlan0 nop Some((\"wlan0\", \"1\"))",
                 "5191 from all iif lo lookup 7460 None",
+                "32750 from all iif lo lookup main suppress_prefixlength 0 proto kernel None",
+                "32751 from all iif lo lookup 7464 proto kernel None",
             ]
         );
         assert_eq!(
@@ -364,5 +427,27 @@ nonsense
             ]
         );
         assert_eq!(shown(2), [""; 0]);
+    }
+
+    #[test]
+    fn a_default_route_counts_if_it_is_the_best_one() {
+        let hexadecimal = |address: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(address));
+        let line = |interface: &str, to, router, metric, mask| {
+            let [to, router, mask] = [to, router, mask].map(hexadecimal);
+            format!("{interface}\t{to}\t{router}\t0003\t0\t0\t{metric}\t{mask}\t0\t0\t0\n")
+        };
+        let (any, router, other) = ([0; 4], [10, 77, 0, 1], [192, 0, 2, 1]);
+        let head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n";
+        let half = line("tun0", any, other, 0, [128, 0, 0, 0]);
+        let wifi = line("wlan0", any, router, 600, any);
+        let cable = line("eth0", any, other, 100, any);
+        let found = |lines: &[&String]| {
+            let lines: String = lines.iter().copied().cloned().collect();
+            router_in(&format!("{head}{lines}nonsense\n"), "wlan0")
+        };
+        assert_eq!(found(&[]), None);
+        assert_eq!(found(&[&half, &wifi]), Some(Ipv4Addr::from(router)));
+        assert_eq!(found(&[&wifi, &cable]), None);
+        assert_eq!(found(&[&line("wlan0", any, any, 0, any)]), None);
     }
 }

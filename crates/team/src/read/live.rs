@@ -16,6 +16,7 @@ pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
         keys: base.join("keys"),
         duplicate: Duplicate::Adaptive,
         zenoh: false,
+        protect_all: false,
     };
     let Some(mut sheet) = root.table("live", "[live]") else {
         return default;
@@ -30,6 +31,7 @@ pub(super) fn live(root: &mut Sheet<'_>, base: &Path) -> Live {
         keys: sheet.string("keys").map_or(default.keys, |(keys, _)| base.join(keys)),
         duplicate: sheet.choice("duplicate", &names).unwrap_or(default.duplicate),
         zenoh: sheet.flag("zenoh").unwrap_or(default.zenoh),
+        protect_all: sheet.flag("protect_all").unwrap_or(default.protect_all),
     };
     sheet.finish();
     live
