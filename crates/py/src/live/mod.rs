@@ -20,6 +20,7 @@ use coorp_node::metrics::Metrics;
 use coorp_node::recording::Recording;
 use coorp_node::shared_node::SharedNode;
 use coorp_node::{Error, Options, INSECURE};
+use numpy::PyArray1;
 use pyo3::exceptions::{PyRuntimeWarning, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -209,6 +210,8 @@ impl Node {
     }
 
     fn bulk_receiver(&self, py: Python<'_>) -> PyResult<bulk::BulkReceiver> {
+        // This loads NumPy, which takes a few tenths of a second. With the first message, control would wait for it.
+        drop(PyArray1::<u8>::from_vec(py, Vec::new()));
         let receiver = py.detach(|| self.shared.with(coorp_node::Node::bulk_receiver))?;
         Ok(bulk::BulkReceiver::new(&self.shared, receiver))
     }
