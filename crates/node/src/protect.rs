@@ -652,7 +652,10 @@ impl Lane {
             true => packet.cut_lost(),
             false => packet.cut(mtu, card.together(packet.to(), most, now)),
         };
-        let (_, packet) = self.protect.next_piece(class, now, cut)?;
+        let (head, packet) = self.protect.next_piece(class, now, cut)?;
+        if class == Class::Bulk {
+            self.linger.on_sent(head.flow.protocol);
+        }
         Some(packet.rest())
     }
 

@@ -6,11 +6,17 @@
 //! kept for [`LINGER`]. It goes back sooner, as soon as the card will be empty by the time the next robot begins, if
 //! bulk typically stays away for longer than [`WORTH`], and other robots wait.
 //!
+//! TCP needs more time: receivers hold its acknowledgements for some milliseconds ([`super::ACKNOWLEDGE_EVERY`]) after the
+//! last packet has left the card. A connection that begins, or begins anew after a long hold, or measures the round trip
+//! anew, as BBR does, sends only a few packets for each. If its robot gave back the permit, it would get one flight of
+//! packets per permit. So for TCP, [`LINGER`] begins once the card is empty, and [`WORTH_TCP`] counts.
+//!
 //! Only the leader knows who waits. A robot concludes it from its last wait for a permit: nothing but other robots makes
 //! that longer than [`LONG`].
 //!
 //! Left out: asking for a permit before bulk comes.
 
+use super::TCP;
 use crate::{Duration, Instant};
 
 /// The longest time for which a permit is kept without bulk: somewhat longer than handing it over takes, so that
@@ -18,6 +24,9 @@ use crate::{Duration, Instant};
 const LINGER: Duration = Duration::from_millis(8);
 /// The typical absence above which handing over costs less than waiting.
 const WORTH: Duration = Duration::from_millis(4);
+const WORTH_TCP: Duration = Duration::from_millis(12);
+/// The longest time that the card may take for the last packets.
+const CARD_MAX: Duration = Duration::from_millis(40);
 /// The longest absence that counts. Bulk that stays away for longer was over.
 const ABSENCE_MAX: Duration = Duration::from_millis(16);
 /// A wait for a permit for which other robots must have been the reason.
@@ -30,6 +39,10 @@ const PARTS: u64 = 8;
 pub struct Linger {
     /// The time since which no bulk waits; `None` while some does.
     empty_since: Option<Instant>,
+    /// When the card will have sent the last packets.
+    idle_at: Instant,
+    /// Whether the last packets were TCP's.
+    is_tcp: bool,
     /// How long bulk typically stays away: a moving average.
     absence: Duration,
     /// The time since which bulk has waited for a permit; `None` with one.
@@ -51,15 +64,27 @@ impl Linger {
         }
     }
 
+    /// Records that a packet of bulk leaves, of this IP protocol.
+    pub fn on_sent(&mut self, protocol: u8) {
+        self.is_tcp = protocol == TCP;
+    }
+
     /// Records that no bulk waits, and that what is in the card leaves within `card`. Returns how much longer to keep
     /// the permit unless bulk comes; zero to give it back.
     pub fn on_empty(&mut self, card: Duration, now: Instant) -> Duration {
+        if self.empty_since.is_none() {
+            self.idle_at = now + card.min(CARD_MAX);
+        }
         let since = *self.empty_since.get_or_insert(now);
         self.waits_since = None;
-        if self.others_wait && self.absence > WORTH && card <= LINGER {
+        let (worth, from) = match self.is_tcp {
+            true => (WORTH_TCP, self.idle_at),
+            false => (WORTH, since),
+        };
+        if self.others_wait && self.absence > worth && card <= LINGER {
             return Duration::ZERO;
         }
-        (since + LINGER).since(now)
+        (from + LINGER).since(now)
     }
 }
 
@@ -104,6 +129,19 @@ mod tests {
     #[test]
     fn it_goes_to_others_that_wait_if_bulk_stays_away() {
         let (mut linger, now) = after(7, 90);
+        assert_eq!(linger.on_empty(EMPTY, at(now)), EMPTY);
+    }
+
+    #[test]
+    fn tcp_keeps_it_until_acknowledgements_can_have_come() {
+        let (mut linger, now) = after(10, 90);
+        linger.on_sent(TCP);
+        assert_eq!(linger.on_empty(ms(6), at(now)), ms(14));
+        assert_eq!(linger.on_empty(EMPTY, at(now + 6)), ms(8));
+        assert_eq!(linger.on_empty(EMPTY, at(now + 14)), EMPTY);
+        // Unless it usually takes longer.
+        let (mut linger, now) = after(15, 90);
+        linger.on_sent(TCP);
         assert_eq!(linger.on_empty(EMPTY, at(now)), EMPTY);
     }
 
