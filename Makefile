@@ -8,7 +8,7 @@ PYTHON := $(VENV)/bin/python
 TEST_PACKAGES := pytest==9.2.0 pytest-timeout==2.4.0 rosbags==0.11.9 pettingzoo==1.27.0 gymnasium==1.4.0 mcap-ros2-support==0.6.0
 PYTHON_PACKAGES := $(TEST_PACKAGES) ns3==3.44.post0 ruff==0.17.6 pyright[nodejs]==1.1.414 torch==2.13.0 ir-sim==2.12.0 \
 	matplotlib==3.11.2 tqdm==4.70.1 cyclonedds==11.0.1 eclipse-zenoh==1.10.2 rerun-sdk==0.41.0 \
-	vmas==1.5.2 pygame==2.6.1
+	vmas==1.5.2 pygame==2.6.1 aioquic==1.7.2
 # Tests of some ten seconds and more, by a part of their names: in Rust, and in Python.
 LONG := in_the_lab bulk_moves_to_another_path a_few_seeds_break_no_rule the_demo_runs_the_teams_traffic two_never_lead \
 	a_flow_fills_a_remote_bottleneck one_leads_and_the_limit no_single_deviation the_search_finds_two_leaders \
