@@ -106,7 +106,7 @@ def pauses(arrived: Sequence[float], pause_s: float) -> tuple[float, list[Back]]
             if True in after:
                 found.append(Back(begin, place, after.index(True)))
         begin = None
-    # What was held when the connection began does not count.
+    # A pause at the start is the wait for the first permit: there is no earlier rate to return to.
     return full, [back for back in found if back.begin > 0]
 
 
@@ -163,6 +163,10 @@ def tcp(lan: Lan, control: str, span_s: float) -> Run:
             if not run.samples or acknowledged >= run.samples[-1].acknowledged:
                 run.samples.append(sample)
         time.sleep(SPAN_S)
+    if client.poll() is None:
+        end(client)
+        end(server)
+        sys.exit(f"iperf3 with {control} does not end")
     code, report = client.poll(), json.loads(server.communicate()[0])
     if code != 0 or "error" in report:
         sys.exit(f"iperf3 with {control} ended with {code}: {report.get('error', 'no reason')}")

@@ -1004,9 +1004,9 @@ fn a_flow_shows_its_longest_wait() {
     assert_eq!(status(&protect, 1, at(1_602)).late, ms(2));
 }
 
-/// Sends ordinary packets, and more bulk than fits, into a card that takes a packet from the agent every 0.1 ms, and holds 64 of bulk.
-/// `ordinary` says how many packets of flow 2 come at a time. Returns the longest wait of one, and how many packets of
-/// each class have left.
+/// Sends ordinary packets, and more bulk than fits, into a card that sends a packet every 0.1 ms and has room for 64 of
+/// bulk. `ordinary` says how many packets of flow 2 come at a time. Returns the longest wait of one, and how many packets
+/// of each class have left.
 fn beside_bulk(span_ms: u64, ordinary: impl Fn(u64) -> u32) -> (Duration, [u32; 2]) {
     let rules = vec![ruled(Class::Bulk, 10_000), ruled(Class::Ordinary, 10_002)];
     let mut protect = Protect::new(Config {

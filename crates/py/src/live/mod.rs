@@ -210,7 +210,7 @@ impl Node {
     }
 
     fn bulk_receiver(&self, py: Python<'_>) -> PyResult<bulk::BulkReceiver> {
-        // This loads NumPy, which takes a few tenths of a second. With the first message, control would wait for it.
+        // This loads NumPy, which takes 0.1 s and more. With the first message, control would wait for it.
         drop(PyArray1::<u8>::from_vec(py, Vec::new()));
         let receiver = py.detach(|| self.shared.with(coorp_node::Node::bulk_receiver))?;
         Ok(bulk::BulkReceiver::new(&self.shared, receiver))
