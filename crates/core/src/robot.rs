@@ -14,6 +14,7 @@
 //! | `lead` | on the leader: how careful bulk has to be, and sensors' phases |
 //! | `clocks` | the offsets of the leaders' clocks |
 //! | `riders` | which coordination messages wait for control |
+//! | `repeats` | which repetitions wait for another message, beside unchanged programs |
 //! | `turns` | which receiver bulk goes to |
 //! | `peers` | which paths carry control and bulk |
 //! | `reports` | which states go to the robots that gather them |
@@ -34,6 +35,7 @@ mod local;
 mod message;
 mod models;
 mod peers;
+mod repeats;
 mod reports;
 mod riders;
 mod scope;
@@ -67,6 +69,7 @@ use lead::Lead;
 use local::Local;
 use models::Told;
 use peers::Peers;
+use repeats::Repeats;
 use riders::Riders;
 use turns::Turns;
 
@@ -140,6 +143,7 @@ pub struct Robot {
     judge: Judge,
     peers: Peers,
     riders: Riders,
+    repeats: Repeats,
     /// The reporters of this robot's states to the robots that gather them.
     pub reporters: Reporters,
     /// The decisions made, for a recording and for whoever watches.
@@ -176,6 +180,12 @@ impl Robot {
             .then(|| Lead::new(control, moves.then(|| local.caution()), now));
         let voters = config.permits.as_ref().map(|(failover, _)| failover.voters.as_slice());
         let riders = Riders::new(&config.paths_to, voters.unwrap_or_default());
+        let repeats = Repeats::new(
+            &config
+                .permits
+                .as_ref()
+                .map_or_else(Default::default, |(_, permits)| permits.clone()),
+        );
         let coordinator = config
             .permits
             .map(|(failover, permits)| Coordinator::new(failover, permits, me, incarnation, now));
@@ -199,6 +209,7 @@ impl Robot {
             notices: Notices::new(now),
             peers: Peers::new(me, &config.paths_to, &config.path, incarnation, now)?,
             riders,
+            repeats,
             reporters: Reporters::new(incarnation),
             journal: Journal::default(),
             wants_bulk: false,
@@ -218,6 +229,7 @@ impl Robot {
         match message {
             Message::Coordination(message) => {
                 self.riders.on_word(from, &message, path.is_some());
+                self.repeats.on_word(&message);
                 self.on_coordination(from, message, now);
             }
             Message::TimeQuery { sent_at } => {
@@ -381,6 +393,9 @@ impl Robot {
         let overdue = self.riders.on_deadline(now);
         let overdue = overdue.into_iter().map(|(to, word)| Action::Send(to, Route::Any, word));
         self.actions.extend(overdue);
+        if let Some((to, word)) = self.repeats.on_deadline(now) {
+            self.repeat(to, word);
+        }
         self.reporters.on_deadline(now);
         if now >= self.told.next_deadline() {
             self.tell_models(now);
@@ -418,6 +433,7 @@ impl Robot {
             .min(self.judge.next_deadline())
             .min(self.peers.next_deadline())
             .min(self.riders.next_deadline())
+            .min(self.repeats.next_deadline())
             .min(self.turns.next_deadline());
         deadlines.into_iter().flatten().fold(own, Instant::min)
     }

@@ -312,6 +312,7 @@ impl Robot {
     /// then this robot is never calm.
     pub fn set_protects(&mut self, protects: bool) {
         self.protects = protects;
+        self.repeats.set_protects(protects);
         self.set_caution(self.local.caution());
     }
 

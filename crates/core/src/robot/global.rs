@@ -30,6 +30,9 @@ impl Robot {
     /// Sets whether bulk waits to be sent.
     pub fn want_bulk(&mut self, wants: bool, now: Instant) {
         self.wants_bulk = wants;
+        if !wants {
+            self.repeats.drop_requests();
+        }
         self.coordinate(now, |coordinator| {
             if wants {
                 coordinator.want(now);
@@ -146,16 +149,39 @@ impl Robot {
     }
 
     fn say(&mut self, to: RobotId, word: failover::Message, now: Instant) {
-        let at_once = self.riders.offer(to, word, now);
-        let at_once = at_once.map(|message| Action::Send(to, Route::Any, message));
-        self.actions.extend(at_once);
+        if self.say_alone(to, word, now) {
+            if let Some(word) = self.repeats.along(to, now) {
+                self.repeat(to, word);
+            }
+        }
+    }
+
+    /// Returns whether the message goes at once.
+    fn say_alone(&mut self, to: RobotId, word: failover::Message, now: Instant) -> bool {
+        let Some(message) = self.riders.offer(to, word, now) else {
+            self.journal.said(self.me, to, &word);
+            return false;
+        };
+        if self.repeats.hold(to, word, now) {
+            return false;
+        }
+        self.journal.said(self.me, to, &word);
+        self.actions.push_back(Action::Send(to, Route::Any, message));
+        true
+    }
+
+    /// Sends a repetition that has waited.
+    pub(super) fn repeat(&mut self, to: RobotId, word: failover::Message) {
+        self.journal.said(self.me, to, &word);
+        let message = Message::Coordination(word);
+        self.actions.push_back(Action::Send(to, Route::Any, message));
     }
 
     /// Sends a message to all other robots, in one broadcast if no copy goes with control.
     fn say_to_all(&mut self, word: failover::Message, now: Instant) {
         let (me, before, mut others) = (self.me, self.actions.len(), 0);
         for to in (0..self.robots).map(RobotId).filter(|to| *to != me) {
-            self.say(to, word, now);
+            self.say_alone(to, word, now);
             others += 1;
         }
         if self.actions.len() == before + others {
@@ -167,8 +193,8 @@ impl Robot {
     fn note(&mut self, action: &failover::Action) {
         let journal = &mut self.journal;
         match action {
-            failover::Action::Send { to, message } => journal.said(self.me, *to, message),
-            failover::Action::Broadcast(_) => {}
+            // `say` notes what is sent.
+            failover::Action::Send { .. } | failover::Action::Broadcast(_) => {}
             failover::Action::Started => journal.note(Event::Permitted(true)),
             failover::Action::Stopped => journal.note(Event::Permitted(false)),
             failover::Action::Leads(epoch) => journal.note(Event::Led(Led::Leads, *epoch)),

@@ -346,7 +346,9 @@ fn the_end_of_a_loop_holds_bulk_too() {
 }
 
 /// Runs two robots for a time. Their messages to each other arrive within a millisecond.
-fn run_pair(robots: &mut [Robot; 2], from_ms: u64, until_ms: u64) {
+/// Returns what the robots said to each other.
+fn run_pair(robots: &mut [Robot; 2], from_ms: u64, until_ms: u64) -> Vec<Message> {
+    let mut said = Vec::new();
     for now in (from_ms..until_ms).map(at) {
         for me in 0..2 {
             if robots[me].next_deadline() <= now {
@@ -354,11 +356,13 @@ fn run_pair(robots: &mut [Robot; 2], from_ms: u64, until_ms: u64) {
             }
             while let Some(action) = robots[me].poll() {
                 if let Action::Send(_, _, message) | Action::Broadcast(message) = action {
+                    said.push(message.clone());
                     robots[1 - me].on_message(RobotId(me as u16), None, message, now);
                 }
             }
         }
     }
+    said
 }
 
 #[test]
@@ -884,4 +888,38 @@ fn a_robot_that_protects_other_programs_is_never_calm() {
     robot.set_protects(false);
     robot.set_caution(robot.local.caution().calm());
     assert!(robot.local.caution().is_calm());
+}
+
+/// A robot that protects other programs, whose bulk comes and goes, and its leader.
+#[test]
+fn short_permits_of_other_programs_take_few_messages() {
+    let policy = Policy::named("coorp").unwrap();
+    let mut robots = [member(&policy, 0, 2), member(&policy, 1, 2)];
+    run_pair(&mut robots, 0, 1_000);
+    let mut counts = Vec::new();
+    for protects in [false, true] {
+        robots[1].set_protects(protects);
+        let mut sent = Vec::new();
+        for image in 0..10 {
+            let begin = 1_000 + 1_000 * u64::from(protects) + 100 * image;
+            robots[1].want_bulk(true, at(begin));
+            sent.extend(run_pair(&mut robots, begin, begin + 30));
+            assert!(robots[1].is_permitted(at(begin + 30)), "{image}");
+            robots[1].want_bulk(false, at(begin + 30));
+            sent.extend(run_pair(&mut robots, begin + 30, begin + 100));
+            assert!(!robots[1].is_permitted(at(begin + 100)), "{image}");
+        }
+        let of_permits =
+            |message: &&Message| matches!(message, Message::Coordination(failover::Message::Permit { .. }));
+        counts.push(sent.iter().filter(of_permits).count());
+    }
+    assert_eq!(
+        counts,
+        [50, 30],
+        "request, grant, release, and a renewal with its answer"
+    );
+    // A long permit is kept.
+    robots[1].want_bulk(true, at(3_000));
+    run_pair(&mut robots, 3_000, 6_000);
+    assert!(robots[1].is_permitted(at(6_000)));
 }
