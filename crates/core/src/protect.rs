@@ -76,7 +76,7 @@ use serde::{Deserialize, Serialize};
 use crate::rtps::Guid;
 use crate::{codel, Duration, Instant};
 use flows::{Entry, Flows, SHARED};
-pub use linger::Linger;
+pub use linger::{Idle, Linger};
 use nature::{Bounds, MESSAGE_GAP};
 use queues::{Lane, Load, Queues};
 pub(crate) use topics::is_match;

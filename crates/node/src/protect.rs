@@ -40,7 +40,7 @@ use std::thread::JoinHandle;
 
 use coorp_core::paths;
 use coorp_core::protect::{
-    Change, Class, Config, Head, Linger, Protect, Reason, Rule, Status, Verdict, BELOW_ORDINARY_MAX,
+    Change, Class, Config, Head, Idle, Linger, Protect, Reason, Rule, Status, Verdict, BELOW_ORDINARY_MAX,
 };
 use coorp_core::robot::{Input, LOOK_HELD, LOOK_OPEN};
 use coorp_core::{Duration, FlowId, Instant};
@@ -784,16 +784,22 @@ impl Lane {
 
     /// Gives back the permit if bulk has stayed away for too long. Returns when to check again.
     fn linger(&mut self) -> Duration {
-        if self.wish.is_none() {
-            return REST;
-        }
+        let Some(wish) = &self.wish else { return REST };
         let (path, n) = (self.path, self.card.below());
-        let (card, now) = self.robot.tell(|robot, now| (robot.time_below(path, n), now));
-        let left = self.linger.on_empty(card, now);
-        if left == Duration::ZERO {
-            self.wish = None;
+        let (permitted, card, now) = self
+            .robot
+            .tell(|robot, now| (robot.is_permitted(now), robot.time_below(path, n), now));
+        match self.linger.on_empty(permitted, card, now) {
+            Idle::Keep(left) => left,
+            Idle::Again => {
+                wish.ask_again();
+                Duration::ZERO
+            }
+            Idle::End => {
+                self.wish = None;
+                REST
+            }
         }
-        left
     }
 
     /// Sends as many waiting packets of a class as there is room for. Returns whether there were any.
