@@ -5,18 +5,21 @@
 //! falls silent after each image: the next one comes only once the last one has arrived. So the permit is normally
 //! kept for [`LINGER`]. It goes back sooner, as soon as the card will be empty by the time the next robot begins, if
 //! bulk typically stays away for longer than [`WORTH`], and other robots wait. If it is typically back within [`SOON`], the
-//! next permit is asked for at once: then the request shares a frame with the release. If that permit comes before bulk
-//! does, or bulk stays away for [`AHEAD`], it goes back.
+//! next permit is asked for at once, so that the request can share a frame with the release. If that permit comes before
+//! bulk does, or bulk stays away for [`AHEAD`], it goes back.
 //!
 //! TCP needs more time: receivers hold its acknowledgements for some milliseconds ([`super::ACKNOWLEDGE_EVERY`]) after the
 //! last packet has left the card. A connection that begins, or begins anew after a long hold, or measures the round trip
 //! anew, as BBR does, sends only a few packets for each. If its robot gave back the permit, it would get one flight of
-//! packets per permit. So for TCP, [`LINGER`] begins once the card is empty, and [`WORTH_TCP`] counts.
+//! packets per permit. So for TCP, [`LINGER`] begins once the card is empty. It does not pay if a program has sent all it
+//! has to, and waits for an answer. So a robot learns how often bulk came back within that time, counting also what came
+//! after the permit had gone. If it seldom does and others wait, the permit goes back when the card is almost empty.
 //!
 //! Only the leader knows who waits. A robot concludes it from its last wait for a permit: nothing but other robots makes
 //! that longer than [`LONG`].
 //!
-//! Left out: predicting when bulk comes.
+//! Left out: asking in advance for TCP, whose bulk stays away for more varied times; and withdrawing a request at the
+//! leader. One that is abandoned may still be granted, once for each burst of bulk, and that permit goes back at once.
 
 use super::TCP;
 use crate::{Duration, Instant};
@@ -26,7 +29,13 @@ use crate::{Duration, Instant};
 const LINGER: Duration = Duration::from_millis(8);
 /// The typical absence above which handing over costs less than waiting.
 const WORTH: Duration = Duration::from_millis(4);
-const WORTH_TCP: Duration = Duration::from_millis(12);
+/// For TCP, what the card may still have when a permit goes back early: somewhat less than handing it over takes.
+const CARD_TCP: Duration = Duration::from_millis(2);
+/// The share, of [`ALWAYS`], of TCP's bulk that comes back within [`LINGER`] of an empty card, below which no permit is
+/// kept for it; and the weight of the newest time in that share, one part of this many.
+const SELDOM: u64 = ALWAYS / 4;
+const ALWAYS: u64 = 1 << 10;
+const PARTS_TCP: u64 = 4;
 /// The longest time that the card may take for the last packets.
 const CARD_MAX: Duration = Duration::from_millis(40);
 /// The longest absence that counts. Bulk that stays away for longer was over.
@@ -37,8 +46,6 @@ const LONG: Duration = Duration::from_millis(16);
 const SOON: Duration = Duration::from_millis(12);
 /// The longest time for which a permit is asked for without bulk.
 const AHEAD: Duration = Duration::from_millis(32);
-/// How often to look whether a permit that was asked for without bulk has come.
-const LOOK: Duration = Duration::from_millis(2);
 /// The weight of the newest absence in the average is one part of this many.
 const PARTS: u64 = 8;
 
@@ -54,7 +61,7 @@ pub enum Idle {
 }
 
 /// When to give back the permit.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Linger {
     /// The time since which no bulk waits; `None` while some does.
     empty_since: Option<Instant>,
@@ -64,11 +71,28 @@ pub struct Linger {
     is_tcp: bool,
     /// How long bulk typically stays away: a moving average.
     absence: Duration,
+    /// How much of TCP's bulk comes back soon after the card is empty: a moving average.
+    comes_back: u64,
     /// The time since which bulk has waited for a permit; `None` with one.
     waits_since: Option<Instant>,
     others_wait: bool,
     /// Until when to wait for a permit without bulk.
     ahead_until: Option<Instant>,
+}
+
+impl Default for Linger {
+    fn default() -> Self {
+        Linger {
+            empty_since: None,
+            idle_at: Instant::ZERO,
+            is_tcp: false,
+            absence: Duration::ZERO,
+            comes_back: ALWAYS,
+            waits_since: None,
+            others_wait: false,
+            ahead_until: None,
+        }
+    }
 }
 
 impl Linger {
@@ -78,6 +102,10 @@ impl Linger {
         if let Some(since) = self.empty_since.take() {
             let absence = now.since(since).min(ABSENCE_MAX);
             self.absence = (self.absence * (PARTS - 1) + absence) / PARTS;
+            if self.is_tcp && now > self.idle_at {
+                let came = ALWAYS * u64::from(now <= self.idle_at + LINGER);
+                self.comes_back = (self.comes_back * (PARTS_TCP - 1) + came) / PARTS_TCP;
+            }
         }
         if !permitted {
             self.waits_since.get_or_insert(now);
@@ -99,19 +127,19 @@ impl Linger {
                 self.ahead_until = None;
                 return Idle::End;
             }
-            return Idle::Keep(LOOK.min(until.since(now)));
+            return Idle::Keep(until.since(now));
         }
         if self.empty_since.is_none() {
             self.idle_at = now + card.min(CARD_MAX);
         }
         let since = *self.empty_since.get_or_insert(now);
         self.waits_since = None;
-        let (worth, from) = match self.is_tcp {
-            true => (WORTH_TCP, self.idle_at),
-            false => (WORTH, since),
+        let (is_futile, card_max, from) = match self.is_tcp {
+            true => (self.comes_back < SELDOM, CARD_TCP, self.idle_at),
+            false => (self.absence > WORTH, LINGER, since),
         };
-        if permitted && self.others_wait && self.absence > worth && card <= LINGER {
-            if self.absence >= SOON {
+        if permitted && self.others_wait && is_futile && card <= card_max {
+            if self.is_tcp || self.absence >= SOON {
                 return Idle::End;
             }
             self.ahead_until = Some(now + AHEAD);
@@ -177,7 +205,7 @@ mod tests {
         };
         // Bulk comes first, and then the permit.
         let (mut linger, now) = again();
-        assert_eq!(linger.on_empty(false, EMPTY, at(now)), Idle::Keep(LOOK));
+        assert_eq!(linger.on_empty(false, EMPTY, at(now)), Idle::Keep(AHEAD));
         linger.on_bulk(false, at(now + 7));
         linger.on_bulk(true, at(now + 90));
         assert_eq!(linger.on_empty(true, EMPTY, at(now + 120)), Idle::Again);
@@ -189,17 +217,53 @@ mod tests {
         assert_eq!(linger.on_empty(false, EMPTY, at(now + 32)), Idle::End);
     }
 
+    /// A robot whose bulk over TCP comes back this long after its card was empty, with other robots waiting.
+    fn after_tcp(returns: &[u64]) -> (Linger, u64) {
+        let (mut linger, mut now) = (Linger::default(), 0);
+        for after in returns {
+            linger.on_bulk(false, at(now));
+            linger.on_bulk(true, at(now + 90));
+            linger.on_sent(TCP);
+            now += 120;
+            linger.on_empty(true, ms(5), at(now));
+            now += 5 + after;
+        }
+        linger.on_bulk(false, at(now));
+        linger.on_bulk(true, at(now + 90));
+        (linger, now + 120)
+    }
+
     #[test]
     fn tcp_keeps_it_until_acknowledgements_can_have_come() {
-        let (mut linger, now) = after(10, 90);
-        linger.on_sent(TCP);
+        for (mut linger, now) in [after_tcp(&[6; 10]), after_tcp(&[20, 20])] {
+            assert_eq!(linger.on_empty(true, ms(6), at(now)), Idle::Keep(ms(14)));
+            assert_eq!(linger.on_empty(true, EMPTY, at(now + 6)), Idle::Keep(ms(8)));
+            assert_eq!(linger.on_empty(true, EMPTY, at(now + 14)), Idle::End);
+        }
+    }
+
+    #[test]
+    fn tcp_gives_it_back_with_an_empty_card_if_none_came_in_time_lately() {
+        let (mut linger, now) = after_tcp(&[20; 10]);
         assert_eq!(linger.on_empty(true, ms(6), at(now)), Idle::Keep(ms(14)));
-        assert_eq!(linger.on_empty(true, EMPTY, at(now + 6)), Idle::Keep(ms(8)));
-        assert_eq!(linger.on_empty(true, EMPTY, at(now + 14)), Idle::End);
-        // Unless it usually takes longer.
-        let (mut linger, now) = after(15, 90);
-        linger.on_sent(TCP);
-        assert_eq!(linger.on_empty(true, EMPTY, at(now)), Idle::End);
+        assert_eq!(linger.on_empty(true, ms(2), at(now + 4)), Idle::End);
+        // Bulk that comes before the card is empty says nothing, and once is enough to keep it again.
+        let (mut linger, now) = after_tcp(&[20; 10]);
+        linger.on_empty(true, ms(6), at(now));
+        linger.on_bulk(true, at(now + 3));
+        assert_eq!(linger.on_empty(true, EMPTY, at(now + 10)), Idle::End);
+        let (mut linger, now) = after_tcp(&[20, 20, 20, 20, 20, 20, 20, 20, 6]);
+        assert_eq!(linger.on_empty(true, EMPTY, at(now)), Idle::Keep(ms(8)));
+    }
+
+    #[test]
+    fn tcp_keeps_it_if_nobody_waits() {
+        let (mut linger, mut now) = after_tcp(&[20; 10]);
+        linger.on_empty(true, EMPTY, at(now));
+        now += 20;
+        linger.on_bulk(false, at(now));
+        linger.on_bulk(true, at(now + 3));
+        assert_eq!(linger.on_empty(true, EMPTY, at(now + 30)), Idle::Keep(ms(8)));
     }
 
     #[test]
