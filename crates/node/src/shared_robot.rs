@@ -258,3 +258,51 @@ impl SharedRobot {
         self.stop.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+    use std::thread;
+    use std::time::Instant as StdInstant;
+
+    use coorp_core::policy::Policy;
+    use coorp_core::RobotId;
+
+    use super::*;
+    use crate::ground::Linux;
+
+    const PATIENCE: StdDuration = StdDuration::from_secs(30);
+
+    /// Returns how the permit changes in a round.
+    fn changes(robot: &SharedRobot) -> Vec<bool> {
+        let seen = RefCell::new(Vec::new());
+        robot.round(|action| {
+            if let Action::Permitted(permitted) = action {
+                seen.borrow_mut().push(permitted);
+            }
+        });
+        seen.into_inner()
+    }
+
+    #[test]
+    fn a_permit_that_somebody_else_uses_is_not_asked_for_again() {
+        // The other robot is off, so this one leads.
+        let text = "[[robot]]\nname = \"one\"\nleader = true\n[[robot]]\nname = \"two\"\n";
+        let team = coorp_team::parse(text, "t.toml", Path::new("")).unwrap();
+        let config = team.robot_config(&Policy::named("coorp").unwrap(), RobotId(0), 1);
+        let ground: Arc<dyn Ground> = Arc::new(Linux);
+        let robot = SharedRobot::start(&ground, &team, config).unwrap();
+        let (wish, began) = (robot.wish(), StdInstant::now());
+        while !changes(&robot).contains(&true) {
+            assert!(began.elapsed() < PATIENCE);
+            thread::sleep(StdDuration::from_millis(5));
+        }
+        wish.ask_again();
+        assert_eq!(changes(&robot), [false, true]);
+        let other = robot.wish();
+        wish.ask_again();
+        assert!(changes(&robot).is_empty());
+        drop(other);
+    }
+}
