@@ -93,12 +93,18 @@ impl View {
         self.socket.send(Message::text(self.taken.to_string())).unwrap();
     }
 
-    fn until(&mut self, what: &str, is: impl Fn(&View) -> bool) {
+    fn until(&mut self, what: &str, mut is: impl FnMut(&View) -> bool) {
         let began = Instant::now();
         while !is(self) {
             assert!(began.elapsed() < LONG, "not within {LONG:?}: {what}");
             self.take();
         }
+    }
+
+    /// Whether enough has happened to be compared: scout's gate has held bulk for some windows, and base has control.
+    fn shows_control_and_holds(&self) -> bool {
+        let holds = self.robots[1].spans.get("hold").map_or(0, Vec::len);
+        holds >= 3 && self.robots[0].arrived > 20
     }
 
     /// Unix time in nanoseconds as the page tells it.
@@ -127,9 +133,10 @@ fn the_page_shows_what_the_robots_record() {
     });
     let _kept = drive(&base, &scout, |traffic| {
         // Takes all the time, so that nothing is dropped.
-        view.until("the gate has held bulk for a window a few times", |view| {
-            view.robots[1].spans.get("hold").map_or(0, Vec::len) >= 3
-        });
+        view.until(
+            "there is control, and the gate holds bulk",
+            View::shows_control_and_holds,
+        );
         traffic.end();
         view.until("the last bulk is there", |_| traffic.is_over());
     });

@@ -136,8 +136,9 @@ fn a_stream_tells_what_the_page_shows_and_the_robots_record() {
         page.absent.is_empty() && page.robots.iter().all(|robot| robot.status["leader"].is_u64())
     });
     let _kept = drive(&base, &scout, |traffic| {
-        page.until("the gate has held bulk for a window a few times", |page| {
-            page.robots[1].spans.get("hold").map_or(0, Vec::len) >= 3
+        page.until("there is control of known age, and the gate holds bulk", |page| {
+            client.take();
+            page.shows_control_and_holds() && client.of("/coorp/ages", "base").count() > 10
         });
         traffic.end();
         page.until("the last bulk is there", |_| traffic.is_over());
@@ -222,7 +223,12 @@ fn a_stream_tells_what_the_page_shows_and_the_robots_record() {
         .of("/coorp/ages", "base")
         .map(|(_, value)| value["age_ms"].as_f64().unwrap())
         .collect();
-    assert!(ages.len() > 10 && ages.len() as u64 <= page.robots[0].arrived);
+    let arrived = page.robots[0].arrived;
+    assert!(
+        ages.len() > 10 && ages.len() as u64 <= arrived,
+        "{} ages of {arrived} messages",
+        ages.len()
+    );
     let received = status["bulk"]["received_bytes"].as_f64().unwrap() * 8.0 / 1e6;
     let rates = client
         .of("/coorp/bulk", "base")
