@@ -37,8 +37,6 @@ ports = "5201-5403"
 const BULK_PORTS: Range<u16> = 5_201..5_404;
 /// Shorter packets of bulk need not wait.
 const SHORT_BYTES: usize = 256;
-/// Packets that the gate releases at once: a window, or the end of a permit, may come while the kernel takes them.
-const TOGETHER_MAX: usize = 16;
 
 const CONTROL_TO: &str = "10.0.0.1:5300";
 /// The machine is too slow to predict 30 messages a second: they deviate by more than an eighth of that period.
@@ -53,8 +51,8 @@ const SHIFTS: u32 = 4;
 /// Set in the number of a robot's last message.
 const LAST: u32 = 1 << 31;
 
-/// The number of attempts in the lab: on a busy host its machine may stall for seconds, which ends leases and connections. A
-/// real defect fails each time.
+/// The number of attempts in the lab. On a busy host its machine may stall for seconds, which ends leases and connections;
+/// and if it stalls between the gate's decision and the card, packets leave in a window. A real defect fails each time.
 const TRIES: usize = 3;
 
 /// Says why a test cannot run; in CI it has to.
@@ -334,23 +332,21 @@ fn robot(number: usize, frames: &[Frame]) -> Robot {
 }
 
 fn windows_are_clear(robots: &[Robot]) {
-    let (mut windows, mut touched, mut beside) = (0, Vec::new(), 0);
+    let (mut windows, mut within, mut beside) = (0, Vec::new(), 0);
     for Robot { number, bulk, record } in robots {
-        let within = inside(&record.windows, bulk);
         println!("r{number}: {} windows", record.windows.len());
-        windows += within.len();
-        touched.extend(within.into_iter().filter(|count| *count > 0));
+        windows += record.windows.len();
+        within.extend(inside(&record.windows, bulk).into_iter().filter(|count| *count > 0));
         // Between a window and the next.
         for shift in 1..=SHIFTS {
             let elsewhere = later(&record.windows, CONTROL_PERIOD * shift / (SHIFTS + 1));
             beside += inside(&elsewhere, bulk).iter().sum::<usize>();
         }
     }
-    let (all, elsewhere) = (touched.iter().sum::<usize>(), beside / SHIFTS as usize);
-    println!("{windows} windows: {all} frames of bulk inside ({touched:?}), {elsewhere} in as many other spans");
+    let (all, elsewhere) = (within.iter().sum::<usize>(), beside / SHIFTS as usize);
+    println!("{windows} windows: {all} frames of bulk inside, {elsewhere} in as many other spans");
     assert!(windows >= 30 && elsewhere >= 60, "there was bulk to be kept out");
-    assert!(touched.iter().all(|count| *count <= TOGETHER_MAX), "{touched:?}");
-    assert!(touched.len() * 10 <= windows && all * 5 <= elsewhere);
+    assert!(within.is_empty(), "frames of bulk in windows that had some: {within:?}");
 }
 
 fn permits_hold(robots: &[Robot]) {
@@ -358,18 +354,16 @@ fn permits_hold(robots: &[Robot]) {
     for Robot { number, bulk, record } in robots {
         let within = inside(&record.permits, bulk);
         let used = within.iter().filter(|count| **count > 0).count();
-        // Packets on their way when a permit ends arrive after its end.
-        let mut behind = vec![0; record.permits.len()];
-        for at in bulk {
-            let begun = record.permits.partition_point(|permit| permit.start <= *at);
-            let last = begun.checked_sub(1).expect("bulk before the first permit");
-            behind[last] += usize::from(!record.permits[last].contains(at));
-        }
-        behind.retain(|count| *count > 0);
-        println!("r{number}: {used} permits with bulk, and frames behind their ends: {behind:?}");
+        let without = |at: &&u64| {
+            let begun = record.permits.partition_point(|permit| permit.start <= **at);
+            begun
+                .checked_sub(1)
+                .is_none_or(|last| !record.permits[last].contains(*at))
+        };
+        let without = bulk.iter().filter(without).count();
+        println!("r{number}: {used} permits with bulk, and {without} frames without a permit");
         assert!(used >= 3, "it has had its turns");
-        assert!(behind.iter().all(|count| *count <= TOGETHER_MAX), "{behind:?}");
-        assert!(behind.iter().sum::<usize>() * 20 <= bulk.len(), "{behind:?}");
+        assert_eq!(without, 0, "frames of bulk without a permit");
         let spans = record.permits.iter();
         permits.extend(spans.map(|permit| (permit.start, permit.end, *number)));
     }

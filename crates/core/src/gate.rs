@@ -280,6 +280,9 @@ pub struct Caution {
 }
 
 impl Caution {
+    /// The level for control whose lateness no one reports: the highest percentile.
+    pub const UNJUDGED: f64 = 1.0;
+
     const UP: f64 = 0.04;
     const DOWN: f64 = 0.000_3;
     /// Steps below level 0. Windows are off after at most 250 loops in time, and a late loop brings them back for 125.

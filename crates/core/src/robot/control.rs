@@ -309,7 +309,7 @@ impl Robot {
     }
 
     /// Sets whether some control belongs to programs that know nothing about Coorp. No one reports when it is late, so
-    /// then this robot is never calm.
+    /// then this robot reads completion times at least at the highest percentile.
     pub fn set_protects(&mut self, protects: bool) {
         self.protects = protects;
         self.repeats.set_protects(protects);
@@ -317,8 +317,9 @@ impl Robot {
     }
 
     pub(super) fn set_caution(&mut self, caution: Caution) {
-        let caution = if self.protects && caution.level() < 0.0 {
-            caution.at_level(0.0)
+        let level = caution.level();
+        let caution = if self.protects {
+            caution.at_level(level.max(Caution::UNJUDGED))
         } else {
             caution
         };

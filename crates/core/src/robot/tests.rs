@@ -877,14 +877,17 @@ fn other_programs_bulk_waits_for_a_permit_but_not_for_a_leader_for_ever() {
 }
 
 #[test]
-fn a_robot_that_protects_other_programs_is_never_calm() {
+fn a_robot_that_protects_other_programs_predicts_with_care() {
     let mut robot = robot("coorp");
     robot.set_caution(robot.local.caution().calm());
     assert!(robot.local.caution().is_calm());
     robot.set_protects(true);
-    assert!(!robot.local.caution().is_calm());
+    assert_eq!(robot.local.caution().percentile(), 0.95);
     robot.set_caution(robot.local.caution().calm());
-    assert!(!robot.local.caution().is_calm(), "the leader sees only its own loops");
+    let caution = robot.local.caution();
+    assert_eq!(caution.percentile(), 0.95, "the leader sees only its own loops");
+    robot.set_caution(caution.at_level(1.5));
+    assert_eq!(robot.local.caution().level(), 1.5);
     robot.set_protects(false);
     robot.set_caution(robot.local.caution().calm());
     assert!(robot.local.caution().is_calm());
