@@ -28,7 +28,9 @@
 //! perception of 12 KiB, 30 times a second, takes three.
 //!
 //! Small packets of bulk go at once if no packet of their flow waits. Examples are requests, and acknowledgements of
-//! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit.
+//! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit. So do the
+//! packets of a handshake, if the driver tells them from others ([`Head::opens`]). QUIC fills them up to 1,200 bytes, and
+//! each of its answers would wait for a permit of its own.
 //!
 //! TCP's flows whose packets have no payload acknowledge traffic in the other direction. They need no permit, but the
 //! driver holds them too while control is due ([`Protect::may_acknowledge`]). A bare acknowledgement may have to wait for
@@ -281,6 +283,8 @@ pub struct Head {
     pub dscp: u8,
     /// The length of the message that the packet is part of, if its protocol states it; 0 for a packet without payload.
     pub message_bytes: Option<u32>,
+    /// Whether the packet is part of a handshake, which precedes what the flow is for.
+    pub opens: bool,
 }
 
 /// The reason for a flow's class.
@@ -444,7 +448,8 @@ impl<P> Protect<P> {
             };
         }
         let acknowledges = self.queues.lane(at) == Lane::Empty;
-        if class == Class::Bulk && head.bytes <= SMALL_BYTES && self.queues.is_empty(at) && !acknowledges {
+        let needs_no_permit = head.bytes <= SMALL_BYTES || head.opens;
+        if class == Class::Bulk && needs_no_permit && self.queues.is_empty(at) && !acknowledges {
             return Verdict::Pass(packet);
         }
         match self.queues.push(at, packet, head, now) {

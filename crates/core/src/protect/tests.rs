@@ -36,6 +36,7 @@ fn head(number: u16, bytes: u32) -> Head {
         bytes,
         dscp: 0,
         message_bytes: None,
+        opens: false,
     }
 }
 
@@ -102,6 +103,20 @@ fn small_packets_of_bulk_go_at_once_unless_others_of_their_flow_wait() {
     protect.set_open(true, at(3));
     assert_eq!(drain(&mut protect, at(3)), [2, 3]);
     assert_eq!(protect.on_packet(head(0, 256), 4, at(4)), Verdict::Pass(4));
+}
+
+#[test]
+fn a_handshake_needs_no_permit_unless_others_of_its_flow_wait() {
+    let mut protect = Protect::new(config());
+    let opens = Head {
+        opens: true,
+        ..head(0, 1_228)
+    };
+    assert_eq!(protect.on_packet(opens, 1, at(0)), Verdict::Pass(1));
+    assert_eq!(protect.on_packet(head(0, 1_228), 2, at(1)), Verdict::Queued);
+    assert_eq!(protect.on_packet(opens, 3, at(2)), Verdict::Queued);
+    protect.set_open(true, at(3));
+    assert_eq!(drain(&mut protect, at(3)), [2, 3]);
 }
 
 /// The head of a TCP packet of this length, with payload.

@@ -97,7 +97,23 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
         bytes: packet.len() as u32,
         dscp: dscp(packet),
         message_bytes: carries_nothing.then_some(0),
+        opens: ported && protocol == UDP && inside.get(UDP_HEADER_BYTES..).is_some_and(opens_quic),
     })
+}
+
+/// Returns whether a datagram begins with a packet of QUIC's handshake: Initial, Handshake or Retry of version 1 (RFC 9000,
+/// section 17.2) or 2 (RFC 9369, section 3.2). Those that may carry data, 0-RTT and 1-RTT, are none.
+fn opens_quic(datagram: &[u8]) -> bool {
+    let Some((&[first, ref version @ ..], _)) = datagram.split_first_chunk::<5>() else {
+        return false;
+    };
+    let is_long = first & 0xc0 == 0xc0;
+    let early = match u32::from_be_bytes(*version) {
+        1 => 1,
+        0x6b33_43cf => 2,
+        _ => return false,
+    };
+    is_long && (first >> 4) & 3 != early
 }
 
 /// Returns the sender's address and the receiver's; `None` if it is not an IPv4 packet of exactly this length.
@@ -448,6 +464,7 @@ mod tests {
                 bytes: 32,
                 dscp: 46,
                 message_bytes: None,
+                opens: false,
             })
         );
         for (fragment, ports) in [([0x20, 0], (5_000, 5_001)), ([0x20, 1], (0, 0)), ([0, 1], (0, 0))] {
@@ -457,6 +474,25 @@ mod tests {
         }
         packet[9] = 1;
         assert_eq!(head(&packet).unwrap().flow.protocol, 1);
+    }
+
+    #[test]
+    fn quics_handshake_is_told_from_its_data_and_from_other_protocols() {
+        let opens = |first: u8, version: u32| {
+            let datagram = [&[first], &version.to_be_bytes()[..], &[8; 1_195]].concat();
+            head(&udp(&datagram)).unwrap().opens
+        };
+        let (one, two, next) = (1, 0x6b33_43cf, 2);
+        let kinds = [0xc0, 0xd0, 0xe0, 0xf0];
+        assert_eq!(kinds.map(|first| opens(first, one)), [true, false, true, true]);
+        assert_eq!(kinds.map(|first| opens(first, two)), [true, true, false, true]);
+        assert_eq!(kinds.map(|first| opens(first, next)), [false; 4]);
+        // 1-RTT, and without the fixed bit.
+        assert_eq!([0x40, 0x80].map(|first| opens(first, one)), [false; 2]);
+        assert!(!head(&udp(&[0xc0, 0, 0, 0])).unwrap().opens);
+        let mut tcp = udp(&[&[0xc0, 0, 0, 0, 1][..], &[0; 100]].concat());
+        tcp[9] = TCP;
+        assert!(!head(&tcp).unwrap().opens);
     }
 
     #[test]

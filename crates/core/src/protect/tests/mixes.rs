@@ -169,6 +169,7 @@ fn run(kinds: &[Kind], seed: u64) -> Vec<Seen> {
         bytes,
         dscp: 0,
         message_bytes: carries(kinds[program].protocol(), bytes),
+        opens: false,
     };
     let mut below = VecDeque::new();
     let mut answers: VecDeque<(Instant, usize)> = VecDeque::new();
@@ -306,6 +307,7 @@ fn classes(messages: impl Iterator<Item = (f64, u32)>, protocol: u8) -> Vec<Clas
                 bytes: (bytes - piece * FULL).min(FULL),
                 dscp: 0,
                 message_bytes: carries(protocol, bytes),
+                opens: false,
             };
             protect.on_packet(head, (), now);
             protect.next(Class::Ordinary, now);
