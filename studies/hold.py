@@ -190,16 +190,15 @@ def quic(lan: Lan, folder: Path, span_s: float) -> Run:
     time.sleep(1.0)
     client = lan.run("one", *own, "--program", "quic-client")
     try:
-        code = client.wait(3 * span_s + 30)
-        said = server.communicate(timeout=30)[0]
+        said = server.communicate(timeout=3 * span_s + 30)[0]
     except subprocess.TimeoutExpired:
-        # Each answer of the handshake that Python takes longer for than a permit is kept waits for the next permit.
-        sys.exit("aioquic does not end; on a busy machine its handshake may not finish within permits")
+        sys.exit("aioquic does not end")
     finally:
+        # Both would wait until a last packet could no longer be under way: for minutes, after such pauses.
         end(client)
         end(server)
-    if code != 0 or not said:
-        sys.exit(f"the connection of aioquic broke: its client ended with {code}")
+    if not said:
+        sys.exit("the connection of aioquic broke")
     return Run(json.loads(said))
 
 
@@ -212,13 +211,14 @@ def quic_program(which: str, folder: Path, span_s: float) -> None:
     from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
 
     arrived: list[float] = []
-    ended = asyncio.Event()
+    ended, whole = asyncio.Event(), False
 
     class Receiver(QuicConnectionProtocol):
         began_s: float | None = None
         unconfirmed = 0
 
         def quic_event_received(self, event: QuicEvent) -> None:
+            nonlocal whole
             now_s = time.monotonic()
             if isinstance(event, StreamDataReceived):
                 self.began_s = self.began_s or now_s
@@ -226,9 +226,11 @@ def quic_program(which: str, folder: Path, span_s: float) -> None:
                 arrived.extend([0.0] * (span + 1 - len(arrived)))
                 arrived[span] += len(event.data)
                 self.unconfirmed += len(event.data)
-                self._quic.send_stream_data(event.stream_id, bytes(self.unconfirmed // len(CHUNK)))
+                confirms = bytes(self.unconfirmed // len(CHUNK))
+                self._quic.send_stream_data(event.stream_id, confirms, end_stream=event.end_stream)
                 self.unconfirmed %= len(CHUNK)
-            elif isinstance(event, ConnectionTerminated):
+                whole = whole or event.end_stream
+            if whole or isinstance(event, ConnectionTerminated):
                 ended.set()
 
     async def receive() -> None:
@@ -236,7 +238,8 @@ def quic_program(which: str, folder: Path, span_s: float) -> None:
         configuration.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
         await serve(address(LEAD), QUIC_PORT, configuration=configuration, create_protocol=Receiver)
         await ended.wait()
-        print(json.dumps(arrived), flush=True)
+        if whole:
+            print(json.dumps(arrived), flush=True)
 
     async def send() -> None:
         configuration = QuicConfiguration(is_client=True, verify_mode=ssl.CERT_NONE)
@@ -252,6 +255,9 @@ def quic_program(which: str, folder: Path, span_s: float) -> None:
                     if confirmed == 0:
                         sys.exit("the connection has ended")
                     unconfirmed -= confirmed
+            writer.write_eof()
+            # To close the connection discards what has not been sent.
+            await reader.read()
 
     asyncio.run(receive() if which == "quic-server" else send())
 
