@@ -59,6 +59,7 @@ use scope::Scope;
 pub use scope::{Cursor, Look, Seen, LOOK_MAX, WATCHED};
 
 use crate::failover::Coordinator;
+use crate::gate::Caution;
 use crate::paths::{PathAction, PathCopy, PathId};
 use crate::{Duration, FlowId, Instant, RobotId};
 use clocks::Clocks;
@@ -128,6 +129,8 @@ pub struct Robot {
     local: Local,
     /// The decisions as the leader; set if the team has a control loop and the policy shares windows.
     lead: Option<Lead>,
+    /// The caution that the team's loops ask for. `local` may have more.
+    caution: Caution,
     /// When the leader last sent the level of caution; at first, when this robot started.
     caution_told_at: Instant,
     /// When this robot made the message that began its newest loop, until the leader's command arrives; and below, how
@@ -178,14 +181,11 @@ impl Robot {
         let lead = local
             .shares()
             .then(|| Lead::new(control, moves.then(|| local.caution()), now));
+        let caution = local.caution();
         let voters = config.permits.as_ref().map(|(failover, _)| failover.voters.as_slice());
         let riders = Riders::new(&config.paths_to, voters.unwrap_or_default());
-        let repeats = Repeats::new(
-            &config
-                .permits
-                .as_ref()
-                .map_or_else(Default::default, |(_, permits)| permits.clone()),
-        );
+        let permits = config.permits.as_ref().map(|(_, permits)| permits.clone());
+        let repeats = Repeats::new(&permits.unwrap_or_default());
         let coordinator = config
             .permits
             .map(|(failover, permits)| Coordinator::new(failover, permits, me, incarnation, now));
@@ -200,6 +200,7 @@ impl Robot {
             coordinator_due: due.unwrap_or(Instant::FAR_FUTURE),
             local,
             lead,
+            caution,
             caution_told_at: now,
             loop_began: None,
             last_loop: None,

@@ -27,7 +27,7 @@ pub(crate) use write::Recorder;
 use crate::Error;
 
 /// The layout of files: their blocks, and the types in them.
-pub const LAYOUT: u16 = 9;
+pub const LAYOUT: u16 = 10;
 /// The file extension.
 pub const SUFFIX: &str = "flight";
 /// The folder of the files within a robot's state folder.

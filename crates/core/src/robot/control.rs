@@ -313,10 +313,11 @@ impl Robot {
     pub fn set_protects(&mut self, protects: bool) {
         self.protects = protects;
         self.repeats.set_protects(protects);
-        self.set_caution(self.local.caution());
+        self.set_caution(self.caution);
     }
 
     pub(super) fn set_caution(&mut self, caution: Caution) {
+        self.caution = caution;
         let level = caution.level();
         let caution = if self.protects {
             caution.at_level(level.max(Caution::UNJUDGED))
@@ -361,7 +362,7 @@ impl Robot {
     /// Reports arrivals, on the leader, to the robots that may send bulk.
     pub(super) fn tell_arrived(&mut self, now: Instant) {
         let messages = self.notices.take(now);
-        let caution = level_to_wire(&self.local.caution());
+        let caution = level_to_wire(&self.caution);
         let holders: Vec<RobotId> = self.holders().filter(|holder| *holder != self.me).collect();
         for holder in holders {
             let route = Route::Path(self.peers.best(holder, now));
@@ -377,7 +378,7 @@ impl Robot {
     /// Handles the leader's notice of arrivals, with times on its clock, and of the caution.
     pub(super) fn on_notice(&mut self, messages: &[Arrived], caution: u8, offset: Offset, now: Instant) {
         self.caution_told_at = now;
-        self.set_caution(self.local.caution().at_level(level_from_wire(caution)));
+        self.set_caution(self.caution.at_level(level_from_wire(caution)));
         let messages = messages.iter().take(ARRIVED_MAX).map(|message| Arrived {
             made_at: offset.ours(message.made_at),
             ..*message
@@ -392,7 +393,7 @@ impl Robot {
     /// Ends calm if this robot neither judges loops nor hears about them although it may send bulk, which may be doing
     /// harm unseen.
     pub(super) fn look_whether_calm(&mut self, now: Instant) {
-        let caution = self.local.caution();
+        let caution = self.caution;
         let blind = if self.leader(now) == Some(self.me) {
             self.lead.as_mut().and_then(|lead| lead.look(now))
         } else {

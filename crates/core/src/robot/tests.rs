@@ -888,6 +888,12 @@ fn a_robot_that_protects_other_programs_predicts_with_care() {
     assert_eq!(caution.percentile(), 0.95, "the leader sees only its own loops");
     robot.set_caution(caution.at_level(1.5));
     assert_eq!(robot.local.caution().level(), 1.5);
+    // What it adds by itself is for itself alone.
+    robot.set_caution(caution.at_level(0.5));
+    assert_eq!(robot.local.caution().level(), 1.0);
+    assert_eq!(robot.caution.level(), 0.5, "which it tells others as the leader");
+    robot.set_protects(false);
+    assert_eq!(robot.local.caution().level(), 0.5);
     robot.set_protects(false);
     robot.set_caution(robot.local.caution().calm());
     assert!(robot.local.caution().is_calm());
