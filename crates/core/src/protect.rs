@@ -30,7 +30,7 @@
 //! Small packets of bulk go at once if no packet of their flow waits. Examples are requests, and acknowledgements of
 //! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit. So do the
 //! packets of a handshake, if the driver tells them from others ([`Head::opens`]). QUIC fills them up to 1,200 bytes, and
-//! each of its answers would wait for a permit of its own.
+//! each of its answers would wait for a permit of its own. At most 32 in a row do: more are no handshake.
 //!
 //! TCP's flows whose packets have no payload acknowledge traffic in the other direction. They need no permit, but the
 //! driver holds them too while control is due ([`Protect::may_acknowledge`]). A bare acknowledgement may have to wait for
@@ -106,6 +106,8 @@ const FULL_BYTES: u64 = 1_514;
 /// A backlog is more than this, ten full packets, for at least the second constant.
 const BACKLOG_BYTES: u64 = 10 * FULL_BYTES;
 const BACKLOG_FOR: Duration = Duration::from_millis(50);
+/// Maximum number of consecutive packets of a handshake.
+const OPENING_MAX: u8 = 32;
 /// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
 /// Bulk without a backlog for this long, and for this many messages, becomes ordinary again.
@@ -283,7 +285,8 @@ pub struct Head {
     pub dscp: u8,
     /// The length of the message that the packet is part of, if its protocol states it; 0 for a packet without payload.
     pub message_bytes: Option<u32>,
-    /// Whether the packet is part of a handshake, which precedes what the flow is for.
+    /// Whether the packet is part of a handshake, which precedes what the flow is for. A driver that would have to cut the
+    /// packet must not say so, as it may go at once.
     pub opens: bool,
 }
 
@@ -325,7 +328,7 @@ pub enum Verdict<P> {
         /// Whether the packet is the first of a message.
         begins: bool,
     },
-    /// A small packet of a bulk flow without waiting packets: send now, unchanged.
+    /// A packet of a bulk flow without waiting packets that needs no permit: send now, in the flow's category.
     Pass(P),
     /// The packet waits. Take it with [`Protect::next`].
     Queued,
@@ -448,7 +451,7 @@ impl<P> Protect<P> {
             };
         }
         let acknowledges = self.queues.lane(at) == Lane::Empty;
-        let needs_no_permit = head.bytes <= SMALL_BYTES || head.opens;
+        let needs_no_permit = head.bytes <= SMALL_BYTES || (1..=OPENING_MAX).contains(&self.flows.get(at).opening);
         if class == Class::Bulk && needs_no_permit && self.queues.is_empty(at) && !acknowledges {
             return Verdict::Pass(packet);
         }
@@ -706,6 +709,7 @@ impl<P> Protect<P> {
             entry.message_at = Some(now);
         }
         entry.empty = if carries { 0 } else { entry.empty.saturating_add(1) };
+        entry.opening = if head.opens { entry.opening.saturating_add(1) } else { 0 };
         entry.packet_at = now;
         entry.packets += 1;
         entry.bytes += u64::from(head.bytes);

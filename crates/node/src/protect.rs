@@ -599,6 +599,8 @@ impl Lane {
                 }
                 // One name for all fragments.
                 self.card.name(packet);
+                // It is cut when its turn comes.
+                head.opens = false;
             }
             let packet = &*packet;
             if let Some(message) = packet::rtps(packet, &head) {
@@ -640,7 +642,7 @@ impl Lane {
                     self.send_control(one, number, begins && place == 0);
                 }
             }
-            Verdict::Pass(packet) => self.card.send(vec![packet], Class::Ordinary, None, now),
+            Verdict::Pass(packet) => self.card.pass(packet, now),
             Verdict::Queued | Verdict::Dropped(_) => {}
         }
     }

@@ -49,6 +49,8 @@ pub(super) struct Entry {
     pub large: bool,
     /// The number of newest consecutive packets without payload.
     pub empty: u8,
+    /// The number of newest consecutive packets of a handshake.
+    pub opening: u8,
     /// Whether it depends on the program that sends which rule covers the flow.
     pub depends_on_program: bool,
     /// When the driver was last asked for programs, and its answer.
@@ -77,6 +79,7 @@ impl Entry {
             calm_messages: 0,
             large: false,
             empty: 0,
+            opening: 0,
             depends_on_program: false,
             asked_at: None,
             programs: Vec::new(),

@@ -117,6 +117,9 @@ fn a_handshake_needs_no_permit_unless_others_of_its_flow_wait() {
     assert_eq!(protect.on_packet(opens, 3, at(2)), Verdict::Queued);
     protect.set_open(true, at(3));
     assert_eq!(drain(&mut protect, at(3)), [2, 3]);
+    protect.on_packet(head(0, 52), 4, at(4));
+    let at_once = (5..100).take_while(|packet| protect.on_packet(opens, *packet, at(5)) == Verdict::Pass(*packet));
+    assert_eq!(at_once.count(), 32, "then it is no handshake");
 }
 
 /// The head of a TCP packet of this length, with payload.

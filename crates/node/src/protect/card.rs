@@ -178,6 +178,15 @@ impl Card {
         self.send_ones(ones, class, flow, now);
     }
 
+    /// Sends a packet of bulk that needs no permit. It keeps bulk's marks, so that it cannot overtake its flow's others.
+    pub fn pass(&mut self, packet: Packet, now: Instant) {
+        let mut ones = packet.one_by_one();
+        for one in &mut ones {
+            mark(one, Class::Bulk);
+        }
+        self.send_ones(ones, Class::Ordinary, None, now);
+    }
+
     fn send_ones(&mut self, mut packets: Vec<Box<[u8]>>, class: Class, flow: Option<FlowId>, now: Instant) {
         if packets.is_empty() {
             return;

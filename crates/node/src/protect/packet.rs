@@ -97,12 +97,14 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
         bytes: packet.len() as u32,
         dscp: dscp(packet),
         message_bytes: carries_nothing.then_some(0),
-        opens: ported && protocol == UDP && inside.get(UDP_HEADER_BYTES..).is_some_and(opens_quic),
+        opens: protocol == UDP
+            && word(header, FRAGMENT) & (PLACE | MORE_FRAGMENTS) == 0
+            && inside.get(UDP_HEADER_BYTES..).is_some_and(opens_quic),
     })
 }
 
 /// Returns whether a datagram begins with a packet of QUIC's handshake: Initial, Handshake or Retry of version 1 (RFC 9000,
-/// section 17.2) or 2 (RFC 9369, section 3.2). Those that may carry data, 0-RTT and 1-RTT, are none.
+/// section 17.2) or 2 (RFC 9369, section 3.2). 0-RTT and 1-RTT are none, as they carry data; some of that may follow in the same datagram.
 fn opens_quic(datagram: &[u8]) -> bool {
     let Some((&[first, ref version @ ..], _)) = datagram.split_first_chunk::<5>() else {
         return false;
