@@ -51,8 +51,8 @@ const SHIFTS: u32 = 4;
 /// Set in the number of a robot's last message.
 const LAST: u32 = 1 << 31;
 
-/// The number of attempts in the lab. On a busy host its machine may stall for seconds, which ends leases and connections;
-/// and if it stalls between the gate's decision and the card, packets leave in a window. A real defect fails each time.
+/// The number of attempts in the lab. On a busy host its machine may stall for seconds, which ends leases and connections,
+/// or between the gate's decision and the card, and then packets leave in a window. Without the gate, each run fails.
 const TRIES: usize = 3;
 
 /// Says why a test cannot run; in CI it has to.
@@ -242,6 +242,8 @@ type Span = Range<u64>;
 struct Record {
     windows: Vec<Span>,
     permits: Vec<Span>,
+    /// The time of its newest message.
+    end: u64,
 }
 
 fn record(mcap: &[u8]) -> Record {
@@ -256,6 +258,7 @@ fn record(mcap: &[u8]) -> Record {
         let message = message.unwrap();
         let (at, value): (u64, serde_json::Value) = (message.log_time, serde_json::from_slice(&message.data).unwrap());
         let ns = |key: &str| value[key].as_f64().map(|us| (us * 1e3) as i64);
+        record.end = at;
         match (message.channel.topic.as_str(), value["event"].as_str()) {
             ("/coorp/window", _) => {
                 until(window.take(), at);
@@ -328,6 +331,10 @@ fn robot(number: usize, frames: &[Frame]) -> Robot {
         serde_json::from_slice(&fs::read(format!("/run/iperf3-{number}.json")).unwrap()).unwrap();
     let came = server["end"]["sum_received"]["bytes"].as_u64();
     assert!(came > Some(0), "iperf3 of r{number}: {came:?}");
+    assert!(
+        robot.bulk.last() < Some(&robot.record.end),
+        "the record has all of the bulk"
+    );
     robot
 }
 
@@ -349,6 +356,7 @@ fn windows_are_clear(robots: &[Robot]) {
     assert!(within.is_empty(), "frames of bulk in windows that had some: {within:?}");
 }
 
+/// These radios send as soon as they may. Others still send what they have taken when a permit ends.
 fn permits_hold(robots: &[Robot]) {
     let mut permits = Vec::new();
     for Robot { number, bulk, record } in robots {
