@@ -55,6 +55,8 @@ PAUSES_S = {2.0: 4, 15.0: 2}
 """The lengths of pauses, each with the number of them in a run."""
 QUICK_S = 1.0
 SETTLE_S = 3.0
+FIRST = 10
+"""The number of spans in the first second after a pause."""
 FULL_SHARE, HELD_SHARE = 0.9, 0.5
 """The share of the full rate that counts as full, and that of a permit's length that counts as a pause: the other robot
 may give its permit back early."""
@@ -106,8 +108,9 @@ def pauses(arrived: Sequence[float], pause_s: float) -> tuple[float, list[Back]]
             if True in after:
                 found.append(Back(begin, place, after.index(True)))
         begin = None
-    # A pause at the start is the wait for the first permit: there is no earlier rate to return to.
-    return full, [back for back in found if back.begin > 0]
+    # A pause at the start is the wait for the first permit: there is no earlier rate to return to. A sender that ends
+    # in a pause has too little left to show one afterwards.
+    return full, [back for back in found if back.begin > 0 and back.end + FIRST <= len(arrived)]
 
 
 @contextlib.contextmanager
@@ -311,7 +314,7 @@ def row(name: str, pause_s: float, run: Run) -> tuple[list[str], str | None]:
     full, backs = pauses(run.arrived, pause_s)
     if not backs:
         return [name, number(pause_s, 0), "0", *["-"] * 6], f"{name}: it was never held for {pause_s:g} s"
-    first = [sum(run.arrived[back.end : back.end + 10]) / (10 * full) for back in backs]
+    first = [sum(run.arrived[back.end : back.end + FIRST]) / (FIRST * full) for back in backs]
     twice, thresholds = "-", "-"
     if run.samples:
         both = around(run.samples, pause_s)
