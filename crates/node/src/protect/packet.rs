@@ -104,7 +104,8 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
 }
 
 /// Returns whether a datagram begins with a packet of QUIC's handshake: Initial, Handshake or Retry of version 1 (RFC 9000,
-/// section 17.2) or 2 (RFC 9369, section 3.2). 0-RTT and 1-RTT are none, as they carry data; some of that may follow in the same datagram.
+/// section 17.2) or 2 (RFC 9369, section 3.2). 0-RTT and 1-RTT are none, as they carry data; some of that may follow in the
+/// same datagram.
 fn opens_quic(datagram: &[u8]) -> bool {
     let Some((&[first, ref version @ ..], _)) = datagram.split_first_chunk::<5>() else {
         return false;
