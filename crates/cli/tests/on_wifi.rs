@@ -344,6 +344,12 @@ fn windows_are_clear(robots: &[Robot]) {
         println!("r{number}: {} windows", record.windows.len());
         windows += record.windows.len();
         within.extend(inside(&record.windows, bulk).into_iter().filter(|count| *count > 0));
+        for window in &record.windows {
+            for at in bulk.iter().filter(|at| window.contains(at)) {
+                let (after, of) = ((at - window.start) / 1_000, (window.end - window.start) / 1_000);
+                println!("r{number}: a frame of bulk {after} us after the beginning of a window of {of} us");
+            }
+        }
         // Between a window and the next.
         for shift in 1..=SHIFTS {
             let elsewhere = later(&record.windows, CONTROL_PERIOD * shift / (SHIFTS + 1));
