@@ -26,7 +26,7 @@ NODE_FAULT_SEEDS_STUDIES ?= 10000
 # Each takes some five seconds of wall-clock time. `make studies` runs 200, as in docs/results.md.
 LIVE_FAULT_SEEDS ?= 30
 LIVE_FAULT_SEEDS_STUDIES ?= 200
-# Of random inputs to each of three targets; they run beside each other.
+# Of random inputs to each target; they run beside each other.
 FUZZ_SECONDS ?= 30
 
 export COORP
@@ -119,6 +119,7 @@ lint: package
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p coorp-py --no-default-features --locked -- -D warnings
+	cargo clippy -p coorp-node --features zenoh --locked -- -D warnings
 	cargo test --locked --manifest-path crates/c/header/Cargo.toml --target-dir $(TARGET)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	cargo check --locked --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)
