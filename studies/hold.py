@@ -346,18 +346,22 @@ def around(samples: Sequence[Sample], pause_s: float) -> list[tuple[Sample, Samp
 
 def short_row(pause_s: float, fetched: Fetches) -> tuple[list[str], str | None]:
     """Returns the row of short connections, and the problem, if any."""
-    took_s = [done - begun for begun, done in fetched.spans_s]
-    free = [took for took in took_s if took < 0.3 * pause_s]
-    # A pause ends where several of those that waited end.
+    # A pause ends where the first one ends of those that waited for long, and the next pause much later.
     waited = sorted(done for begun, done in fetched.spans_s if done - begun >= 0.3 * pause_s)
-    ends = [done for place, done in enumerate(waited) if not place or done - waited[place - 1] > 0.3 * pause_s]
-    after = [min(done - finish for finish in ends if finish <= done) for done in waited]
+    ends = [done for place, done in enumerate(waited) if not place or done - waited[place - 1] > pause_s]
+    after, free = [], []
+    for begun, done in fetched.spans_s:
+        end = next((end for end in ends if begun < end <= done), None)
+        if end is None:
+            free.append(done - begun)
+        else:
+            after.append(done - end)
     cells = [
         number(pause_s, 0),
-        str(len(took_s)),
+        str(len(fetched.spans_s)),
         str(fetched.failed),
         number(1e3 * statistics.median(free), 0) if free else "-",
-        str(len(waited)),
+        str(len(after)),
         number(1e3 * max(after), 0) if after else "-",
     ]
     problem = f"short connections: {fetched.failed} failed" if fetched.failed else None
