@@ -196,7 +196,9 @@ impl Protection {
     /// Returns the flows that programs send.
     pub fn flows(&self) -> Vec<Status> {
         let lanes = self.lanes.iter();
-        lanes.flat_map(|(outside, _)| lock(&outside.flows).clone()).collect()
+        let mut flows: Vec<Status> = lanes.flat_map(|(outside, _)| lock(&outside.flows).clone()).collect();
+        sort(&mut flows);
+        flows
     }
 }
 
@@ -216,6 +218,11 @@ impl Drop for Protection {
         }
         self.robot.tell(|robot, now| robot.handle(Input::Protects(false), now));
     }
+}
+
+/// Sorts flows by how much they matter to an operator.
+fn sort(flows: &mut [Status]) {
+    flows.sort_by_key(|flow| (flow.class == Class::Ordinary, Reverse(flow.rate_bps)));
 }
 
 /// Returns where protected packets go, for the log.
@@ -862,7 +869,7 @@ impl Lane {
 
     fn show(&self, now: Instant) {
         let mut flows: Vec<Status> = self.protect.flows(now).collect();
-        flows.sort_by_key(|flow| (flow.class == Class::Ordinary, Reverse(flow.rate_bps)));
+        sort(&mut flows);
         flows.truncate(SHOWN_MAX);
         *lock(&self.outside.flows) = flows;
     }

@@ -444,9 +444,16 @@ pub fn flows(here: &[Status]) -> Sheet {
             flow.dropped.to_string(),
         ]
     };
-    let rows = here
-        .iter()
-        .flat_map(|status| status.flows.iter().take(FLOWS_MAX).map(move |flow| row(status, flow)));
+    let more = |status: &Status| {
+        let more = status.flows.len().checked_sub(FLOWS_MAX + 1)? + 1;
+        let mut row = vec![status.robot.clone(), format!("and {more} more")];
+        row.resize(titles.len(), DASH.to_owned());
+        Some(row)
+    };
+    let rows = here.iter().flat_map(|status| {
+        let flows = status.flows.iter().take(FLOWS_MAX);
+        flows.map(move |flow| row(status, flow)).chain(more(status))
+    });
     Sheet {
         titles: titles.map(str::to_owned).to_vec(),
         names: 2,
@@ -481,6 +488,44 @@ mod tests {
     use super::*;
     use coorp_core::admission::{Reason, Refused};
     use coorp_node::status::{Door, Revoked, Twins};
+
+    #[test]
+    fn few_flows_of_a_robot_are_shown_and_the_others_counted() {
+        let flow = protect::Status {
+            flow: protect::Flow {
+                protocol: 17,
+                from: ([10, 0, 0, 1].into(), 9),
+                to: ([10, 0, 0, 2].into(), 9),
+                writer: None,
+            },
+            topic: None,
+            class: protect::Class::Ordinary,
+            reason: protect::Reason::Undecided,
+            period: None,
+            dscp: 0,
+            packets: 1,
+            bytes: 100,
+            rate_bps: 0,
+            silent: coorp_core::Duration::ZERO,
+            late: coorp_core::Duration::ZERO,
+            waiting_packets: 0,
+            waiting_bytes: 0,
+            dropped: 0,
+        };
+        let rows = |count: usize| {
+            let status = Status {
+                robot: "base".to_owned(),
+                flows: vec![flow.clone(); count],
+                ..Status::default()
+            };
+            flows(&[status]).rows
+        };
+        assert_eq!(rows(FLOWS_MAX).len(), FLOWS_MAX);
+        let many = rows(FLOWS_MAX + 24);
+        assert_eq!(many.len(), FLOWS_MAX + 1);
+        assert_eq!(many[FLOWS_MAX][..3], ["base", "and 24 more", DASH]);
+        assert_eq!(many[FLOWS_MAX].len(), many[0].len());
+    }
 
     #[test]
     fn the_view_names_who_is_here_who_is_not_and_who_may_send() {
