@@ -202,6 +202,9 @@ ip link set wlan0 mtu 1400
 until ip route show table 7460 | grep -q 'advmss 1360'; do sleep 0.1; done; says smaller
 ip link set wlan0 mtu 1500
 until ip route show table 7460 | grep -q 'advmss 1460'; do sleep 0.1; done
+# Rules that another program deletes come back, and the earlier filter is known without the rule that records it.
+for rule in 5190 5190 5191; do ip rule del pref $rule; done
+until [ "$(ip rule | grep -c '^519[01]:')" = 3 ]; do sleep 0.1; done; says set again
 kill $agent; wait $agent
 same undone
 up
@@ -257,6 +260,7 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         "[rover] through the card\n",
         "[rover] beside an absent one: passes\n",
         "[rover] smaller: passes\n",
+        "[rover] set again: passes\n",
         "[rover] ahead of others\n",
         "[rover] undone\n",
         "[rover] killed: passes\n",
@@ -272,6 +276,10 @@ fn what_an_agent_changes_is_undone_and_traffic_flows_after_its_death() {
         assert!(stdout.contains(found), "{found}: {all}");
     }
     assert!(stderr.contains("another agent protects this machine"), "{all}");
+    assert!(
+        all.contains("another program has deleted the policy rules of coorp0: they are set again"),
+        "{all}"
+    );
     assert!(
         stderr.contains("an agent protects this machine now, by the interface coorp0"),
         "{all}"

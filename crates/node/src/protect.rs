@@ -443,11 +443,18 @@ impl Lane {
         }
     }
 
-    /// Follows an interface that appears, disappears, or changes its address or MTU.
+    /// Follows an interface that appears, disappears, or changes its address or MTU, and rules that disappear.
     fn follow_outlet(&mut self) {
         let interface = self.outlet.interface.clone();
+        let set = self.routes.as_mut().is_some_and(Routes::are_set);
+        if self.routes.is_some() && !set {
+            tracing::warn!(
+                "another program has deleted the policy rules of {}: they are set again",
+                protect_interface(self.path)
+            );
+        }
         match Outlet::of(&interface, self.protects_all) {
-            Ok(found) if found == self.outlet && self.routes.is_some() => {}
+            Ok(found) if found == self.outlet && set => {}
             Ok(found) => {
                 self.routes = None;
                 let beyond = reach(&found);

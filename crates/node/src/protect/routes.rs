@@ -15,13 +15,15 @@
 //!
 //! Left out: IPv6, broadcast, multicast, and packets to other networks by other routes than the default one.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::{fs, io};
 
 use coorp_team::PATHS_MAX;
+use nix::sys::socket::{bind, socket, AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType};
 
 use super::segments::Hardware;
 use crate::Error;
@@ -38,6 +40,8 @@ const ROUTES_MAX: usize = 65_536;
 /// The maximum number of rules that are read, and that earlier starts can have left.
 const RULES_MAX: usize = 4_096;
 const LEFT_MAX: usize = 256;
+/// The maximum number of changes to rules that are read at once.
+const CHANGES_MAX: usize = 4_096;
 /// The TUN's MTU: datagrams come whole, and the agent cuts them.
 const MTU: usize = 65_535;
 /// The headers of IPv4 and TCP without options.
@@ -59,6 +63,11 @@ pub(super) struct Routes {
     path: usize,
     /// The route by which packets to the interface's address come out of the TUN, also while the interface is down.
     inwards: Option<String>,
+    /// An interface and its earlier filter, if that was changed.
+    loosened: Option<(String, &'static str)>,
+    /// The number of rules, and the socket by which the kernel tells of changes to rules; `None` if it does not.
+    rules: usize,
+    changes: Option<OwnedFd>,
 }
 
 /// An interface and its network.
@@ -136,7 +145,13 @@ impl Routes {
         for undone in forget(path)? {
             tracing::info!("undid what a killed agent had left: {undone}");
         }
-        let mut routes = Routes { path, inwards: None };
+        let mut routes = Routes {
+            path,
+            inwards: None,
+            loosened: None,
+            rules: 0,
+            changes: None,
+        };
         // The TUN gets no address: some programs announce every address of the machine.
         ip(&format!(
             "link set dev {tun} mtu {MTU} txqueuelen {QUEUE_PACKETS} addrgenmode none"
@@ -159,39 +174,49 @@ impl Routes {
         }
         routes.loosen(interface)?;
         note_ipv6(interface);
-        // Mark the rules as the kernel's: systemd-networkd deletes other programs' rules.
-        ip(&format!(
-            "-4 rule add pref {first} iif lo lookup main suppress_prefixlength {prefix} protocol kernel"
+        add_rule(&format!(
+            "pref {first} iif lo lookup main suppress_prefixlength {prefix}"
         ))?;
-        ip(&format!(
-            "-4 rule add pref {second} iif lo lookup {table} protocol kernel"
-        ))?;
+        add_rule(&format!("pref {second} iif lo lookup {table}"))?;
         if router.is_some() {
             ip(&format!("-4 route replace default {into} table {last}"))?;
-            ip(&format!(
-                "-4 rule add pref {third} iif lo lookup main suppress_prefixlength 0 protocol kernel"
-            ))?;
-            ip(&format!(
-                "-4 rule add pref {fourth} iif lo lookup {last} protocol kernel"
-            ))?;
+            add_rule(&format!("pref {third} iif lo lookup main suppress_prefixlength 0"))?;
+            add_rule(&format!("pref {fourth} iif lo lookup {last}"))?;
         }
+        routes.rules = rules_of(path, &ip("-4 rule")?).len();
+        let changes = changes_of_rules().inspect_err(|error| tracing::debug!("nobody tells of deleted rules: {error}"));
+        routes.changes = changes.ok();
         Ok(routes)
     }
 
+    /// Returns whether the rules are still there, as far as is known: `ip` is asked only after a change to rules.
+    pub fn are_set(&mut self) -> bool {
+        let Some(changes) = &self.changes else { return true };
+        let mut changed = false;
+        for _ in 0..CHANGES_MAX {
+            match rustix::io::read(changes, &mut [0; 256]) {
+                Ok(_) => changed = true,
+                // Some were lost.
+                Err(rustix::io::Errno::NOBUFS) => changed = true,
+                Err(_) => break,
+            }
+        }
+        !changed || ip("-4 rule").map_or(true, |all| rules_of(self.path, &all).len() >= self.rules)
+    }
+
     /// Makes the reverse-path filter loose if it is strict, and records the earlier setting.
-    fn loosen(&self, interface: &str) -> Result<(), Error> {
+    fn loosen(&mut self, interface: &str) -> Result<(), Error> {
         let own = filter_of(interface);
         // The greater of the two applies.
         if own == LOOSE || ![own.as_str(), filter_of("all").as_str()].contains(&STRICT) {
             return Ok(());
         }
         let [first, ..] = priorities(self.path);
-        let Some((mark, _)) = NOTES.iter().find(|(_, had)| *had == own) else {
+        let Some((mark, had)) = NOTES.iter().find(|(_, had)| *had == own) else {
             return Ok(());
         };
-        ip(&format!(
-            "-4 rule add pref {first} iif {interface} fwmark {mark} nop protocol kernel"
-        ))?;
+        add_rule(&format!("pref {first} iif {interface} fwmark {mark} nop"))?;
+        self.loosened = Some((interface.to_owned(), had));
         if let Err(error) = fs::write(filter_file(interface), LOOSE) {
             let file = filter_file(interface);
             tracing::warn!(
@@ -212,7 +237,31 @@ impl Drop for Routes {
         if let Err(error) = forget(self.path) {
             tracing::warn!("policy rules remain, and do no harm: {error}");
         }
+        // If another program has deleted the rule that records the filter.
+        if let Some((interface, had)) = self
+            .loosened
+            .take()
+            .filter(|(interface, _)| filter_of(interface) == LOOSE)
+        {
+            let _ = fs::write(filter_file(&interface), had);
+        }
     }
+}
+
+/// Adds a policy rule, marked as the kernel's: systemd-networkd deletes other programs' rules. Before iproute2 4.17, rules
+/// have no such mark.
+fn add_rule(rule: &str) -> Result<(), Error> {
+    let marked = ip(&format!("-4 rule add {rule} protocol kernel"));
+    marked.or_else(|error| ip(&format!("-4 rule add {rule}")).map_err(|_| error))?;
+    Ok(())
+}
+
+/// Returns a socket by which the kernel tells of each change to IPv4's rules.
+fn changes_of_rules() -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let changes = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+    bind(changes.as_raw_fd(), &NetlinkAddr::new(0, libc::RTMGRP_IPV4_RULE as u32))?;
+    Ok(changes)
 }
 
 /// Returns the router to which the default route goes, if that is over this interface.
