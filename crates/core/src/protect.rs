@@ -45,7 +45,7 @@
 //!
 //! No flow is ever reordered: as long as packets of a flow wait, the next one waits behind them, whatever the flow's
 //! class is by then. Waiting packets change lanes with their flow. A flow becomes control only with the first packet of
-//! a message, so that the packets before it, which took another way, have a head start.
+//! a message. The driver lets the packets before it, which took another way, leave first.
 //!
 //! Everything is bounded. If the table of flows is full, the most silent flow without a waiting packet is forgotten. If
 //! all flows have waiting packets, new flows share one queue until that is empty.
@@ -549,6 +549,11 @@ impl<P> Protect<P> {
             }
         }
         None
+    }
+
+    /// Returns whether the flow of this number had sent packets before its newest one.
+    pub fn has_sent(&self, number: u32) -> bool {
+        self.flows.get(number).packets > 1
     }
 
     /// Records how long a message of a control flow of this number took until it left the card.

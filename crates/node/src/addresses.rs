@@ -30,8 +30,31 @@ impl Addresses {
         given.or_else(|| lock(&self.seen).get(&(robot, path)).copied())
     }
 
+    /// Returns whether a robot is known to have this address.
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.given.iter().flatten().any(|given| *given == address)
+            || lock(&self.seen).values().any(|seen| *seen == address)
+    }
+
     /// Notes that the certificate of a robot was seen at this address on a path.
     pub fn saw(&self, robot: RobotId, path: usize, address: IpAddr) {
         lock(&self.seen).insert((robot, path), address.to_canonical());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn robots_have_the_addresses_that_are_given_or_were_seen() {
+        let text = "[[robot]]\nname = \"r0\"\nleader = true\naddresses = [\"10.0.0.1\"]\n[[robot]]\nname = \"r1\"\n";
+        let addresses = Addresses::of(&coorp_team::parse(text, "t.toml", Path::new("")).unwrap());
+        let [given, seen, other]: [IpAddr; 3] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]].map(Into::into);
+        assert!(addresses.has(given) && !addresses.has(seen));
+        addresses.saw(RobotId(1), 0, seen);
+        assert!(addresses.has(seen) && !addresses.has(other));
     }
 }

@@ -11,9 +11,10 @@
 //! Other arriving packets do not pass through the agent: the kernel delivers them as usual. If the thread or the
 //! process dies, the TUN disappears, and packets flow as before.
 //!
-//! A flow is never reordered here when it begins to go wrapped, or stops. It begins with a message, once the unwrapped
-//! packets have left the card. When the flow is no longer control, everything that waits stays here until the wrapped
-//! packets have arrived.
+//! A flow is never reordered here when it becomes control, or begins to go wrapped, or stops. It begins with a message,
+//! once its earlier packets have left the card. When a wrapped flow is no longer control, everything that waits stays
+//! here until the wrapped packets have arrived. Only when the agent ends, or its interface or rules change, may packets
+//! that bypass the TUN overtake those that wait.
 //!
 //! TCP's segments may come from the kernel together and leave together, up to 16 at a time (`segments.rs`).
 //!
@@ -55,6 +56,7 @@ use self::segments::{Offer, Segments};
 use self::tun::Tun;
 pub(crate) use self::wrap::{accepted, Wrapper};
 use self::wrap::{Inlet, LOOKS};
+use crate::addresses::Addresses;
 use crate::control::Control;
 use crate::member::Member;
 use crate::outqueue::Target;
@@ -257,6 +259,8 @@ enum Took {
 #[derive(Clone, Copy, Debug)]
 enum Went {
     Nowhere,
+    /// Among the packets that are not control, because others of its flow did before.
+    Among(Instant),
     Unwrapped(Instant),
     Wrapped(Instant),
 }
@@ -268,6 +272,7 @@ struct Lane {
     follower: Arc<Control>,
     /// `None` with one path.
     wrapper: Option<Arc<Wrapper>>,
+    addresses: Arc<Addresses>,
     protect: Protect<Packet>,
     /// Whether what leaves by the default route is protected too.
     protects_all: bool,
@@ -309,6 +314,7 @@ impl Lane {
             "cannot make the interface {name} (run as root; if it is taken, another agent protects this machine)"
         )))?;
         let card = Card::open(outlet).map_err(cannot(format!("cannot send packets over {}", outlet.interface)))?;
+        let addresses = wrapper.addresses().clone();
         let wrapper = Some(wrapper).filter(|wrapper| wrapper.is_of_use()).cloned();
         let routes = Routes::set(path, &name, outlet, wrapper.is_some())?;
         let config = Config {
@@ -324,6 +330,7 @@ impl Lane {
             robot: robot.clone(),
             follower: control.clone(),
             wrapper,
+            addresses,
             protect: Protect::new(config),
             protects_all: member.team.live.protect_all,
             outlet: outlet.clone(),
@@ -419,7 +426,7 @@ impl Lane {
     /// for: a connection that has been held assumes long round trips, and would notice a loss only after many seconds.
     fn end(&mut self) {
         self.routes = None;
-        for _ in 0..routes::QUEUE_PACKETS / TOGETHER {
+        for _ in 0..routes::QUEUE_PACKETS {
             if !matches!(self.take(), Ok(true)) {
                 break;
             }
@@ -575,6 +582,10 @@ impl Lane {
             bytes += packet.len();
             // Other packets can only be IPv6 that a program forced into the TUN.
             let Some(mut head) = packet::head(packet) else { continue };
+            if packet::is_answer(packet) && !self.addresses.has(head.flow.to.0) {
+                // Whoever pings this machine does not make its replies control.
+                (head.dscp, head.message_bytes) = (0, Some(0));
+            }
             if let Some(segment) = offer.segment() {
                 match Segments::of((&*packet).into(), segment) {
                     Some(segments) if segments.longest() <= self.outlet.mtu => {
@@ -676,7 +687,8 @@ impl Lane {
     }
 
     /// Sends a control packet, perhaps the first one of a message. Tells the robot only afterwards, because it takes a
-    /// while to decide.
+    /// while to decide. Packets that the flow sent before it became control may still be below, where control overtakes
+    /// them. So until a message begins once they have left, it goes the same way.
     fn send_control(&mut self, packet: Box<[u8]>, number: u32, begins: bool) {
         // The robot may not know a flow that has just become control.
         self.follow_changes();
@@ -689,8 +701,18 @@ impl Lane {
             return;
         }
         let now = self.robot.now();
+        let mut class = Class::Control;
+        if let Some((_, went)) = self.control.get_mut(&number) {
+            *went = match *went {
+                Went::Among(at) if !begins || !self.card.has_sent_until(at) => {
+                    class = Class::Ordinary;
+                    Went::Among(now)
+                }
+                _ => Went::Unwrapped(now),
+            };
+        }
         if packet.len() <= self.outlet.mtu {
-            self.card.send(vec![Packet::of(packet)], Class::Control, known, now);
+            self.card.send(vec![Packet::of(packet)], class, known, now);
         } else {
             let mut fragments = packet::fragments(packet, self.outlet.mtu)
                 .into_iter()
@@ -699,7 +721,7 @@ impl Lane {
             while fragments.peek().is_some() {
                 let together = fragments.by_ref().take(TOGETHER_MAX).collect();
                 let ends = known.filter(|_| fragments.peek().is_none());
-                self.card.send(together, Class::Control, ends, now);
+                self.card.send(together, class, ends, now);
             }
         }
         if let Some(known) = known {
@@ -713,16 +735,15 @@ impl Lane {
         let (_, went) = self.control.get_mut(&number)?;
         let now = self.robot.now();
         let may = match *went {
-            Went::Nowhere => false,
+            Went::Nowhere | Went::Among(_) => false,
             Went::Unwrapped(at) => begins && self.card.has_sent_until(at),
             Went::Wrapped(_) => true,
         };
         let to = wrapper.robot_at(packet::to(packet)).filter(|_| may);
         let wrapped = to.and_then(|to| wrapper.send(to, (self.path, number), packet));
-        *went = match wrapped {
-            Some(_) => Went::Wrapped(now),
-            None => Went::Unwrapped(now),
-        };
+        if wrapped.is_some() {
+            *went = Went::Wrapped(now);
+        }
         wrapped
     }
 
@@ -856,7 +877,11 @@ impl Lane {
                 tracing::info!("{flow} is {class}: {reason}");
             }
             if class == Class::Control {
-                let (place, _) = self.control.entry(number).or_insert((None, Went::Nowhere));
+                let went = match self.protect.has_sent(number) {
+                    true => Went::Among(now),
+                    false => Went::Nowhere,
+                };
+                let (place, _) = self.control.entry(number).or_insert((None, went));
                 let added = || robot.tell(|robot, now| robot.handle(Input::AddForeignFlow, now).flow());
                 *place = place.or_else(added);
                 if place.is_none() && !self.told_full {

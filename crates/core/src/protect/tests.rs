@@ -1124,6 +1124,25 @@ fn the_most_silent_flow_is_the_one_whose_last_packet_is_oldest() {
 }
 
 #[test]
+fn a_flow_has_sent_before_it_becomes_control_unless_it_begins_as_such() {
+    for (number, sent_before) in [(1, false), (2, true)] {
+        let mut protect = Protect::new(config());
+        let mut now = at(0);
+        let change = loop {
+            protect.on_packet(head(number, 100), number, now);
+            protect.next(Class::Ordinary, now);
+            if let Some(change) = protect.poll() {
+                break change;
+            }
+            now += ms(33);
+            assert!(now < at(1_000), "{number}");
+        };
+        assert_eq!(change.class, Class::Control);
+        assert_eq!(protect.has_sent(change.number), sent_before, "{number}");
+    }
+}
+
+#[test]
 fn a_full_table_forgets_the_most_silent_and_never_what_waits() {
     let mut protect = Protect::new(Config {
         flows_max: 3,

@@ -12,10 +12,14 @@ use coorp_core::rtps::{self, Content, Message};
 
 use super::segments::Segments;
 
+const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const HEADER_BYTES: usize = 20;
 const UDP_HEADER_BYTES: usize = 8;
+/// ICMP's type of a request for an echo (RFC 792), and TCP's flag that resets a connection.
+const ECHO_REQUEST: u8 = 8;
+const RESET: u8 = 0x04;
 /// The offsets in a header of the type of service, the length, the identification, the fragment's place, and the
 /// checksum.
 const TOS: usize = 1;
@@ -101,6 +105,18 @@ pub(super) fn head(packet: &[u8]) -> Option<Head> {
             && word(header, FRAGMENT) & (PLACE | MORE_FRAGMENTS) == 0
             && inside.get(UDP_HEADER_BYTES..).is_some_and(opens_quic),
     })
+}
+
+/// Returns whether the kernel sends this packet because of one that has arrived: ICMP that is no request for an echo, or
+/// a reset of TCP. A later fragment of ICMP counts too, as nothing shows which one it is.
+pub(super) fn is_answer(packet: &[u8]) -> bool {
+    let begins = word(packet, FRAGMENT) & PLACE == 0;
+    let inside = packet.get(header_bytes(packet)..).unwrap_or_default();
+    match protocol(packet) {
+        ICMP => !begins || inside.first() != Some(&ECHO_REQUEST),
+        TCP => begins && inside.get(13).is_some_and(|flags| flags & RESET != 0),
+        _ => false,
+    }
 }
 
 /// Returns whether a datagram begins with a packet of QUIC's handshake: Initial, Handshake or Retry of version 1 (RFC 9000,
@@ -321,7 +337,6 @@ pub(super) fn is_uncuttable(packet: &[u8]) -> bool {
 /// Returns the answer to the sender of a packet that is too long and must not be cut: 'fragmentation needed' (RFC
 /// 1191), as if from its receiver.
 pub(super) fn too_long(packet: &[u8], mtu: usize) -> Vec<u8> {
-    const ICMP: u8 = 1;
     const ICMP_HEADER_BYTES: usize = 8;
     const UNREACHABLE: u8 = 3;
     const FRAGMENTATION_NEEDED: u8 = 4;
@@ -449,6 +464,29 @@ mod tests {
         packet.extend([0x13, 0x88, 0x13, 0x89, 0, 0, 0, 0]);
         packet.extend(payload);
         packet
+    }
+
+    #[test]
+    fn what_the_kernel_answers_is_known() {
+        let with = |protocol: u8, inside: &[u8]| {
+            let mut packet = udp(&[0; 32]);
+            packet[9] = protocol;
+            packet[20..20 + inside.len()].copy_from_slice(inside);
+            packet
+        };
+        let flags = |flags: u8| [0, 80, 0, 81, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, flags];
+        assert!(!is_answer(&udp(b"pose")));
+        assert!(!is_answer(&with(ICMP, &[8])), "a request");
+        assert!(is_answer(&with(ICMP, &[0])), "a reply");
+        assert!(is_answer(&with(ICMP, &[3])), "unreachable");
+        assert!(is_answer(&with(TCP, &flags(0x14))), "a reset");
+        assert!(!is_answer(&with(TCP, &flags(0x12))), "an open port is a program's");
+        let mut later = with(ICMP, &[8]);
+        later[7] = 4;
+        assert!(is_answer(&later), "of which packet is unknown");
+        let mut later = with(TCP, &flags(0x04));
+        later[7] = 4;
+        assert!(!is_answer(&later), "that is no header");
     }
 
     #[test]
