@@ -292,6 +292,7 @@
     ctx.fillStyle = css("soft");
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
     shown.forEach((robot, lane) => {
       if (robot.until < min && !isEarly()) {
         ctx.fillText("absent", bbox.left + 8 * devicePixelRatio, bbox.top + (lane + 0.5) * height);
