@@ -681,7 +681,7 @@ impl Lane {
         };
         let (head, packet) = self.protect.next_piece(class, now, cut)?;
         if class == Class::Bulk {
-            self.linger.on_sent(head.flow.protocol);
+            self.linger.on_sent(&head.flow);
         }
         Some(packet.rest())
     }

@@ -12,7 +12,7 @@
 //! last packet has left the card. A connection that begins, or begins anew after a long hold, or measures the round trip
 //! anew, as BBR does, sends only a few packets for each. If its robot gave back the permit, it would get one flight of
 //! packets per permit. So for TCP, [`LINGER`] begins once the card is empty. It does not pay if a program has sent all it
-//! has to, and waits for an answer. So a robot learns how often bulk came back within that time, counting also what came
+//! has to, and waits for an answer. QUIC is alike, and so is all of UDP but DDS treated. So a robot learns how often bulk came back within that time, counting also what came
 //! after the permit had gone. If it seldom does and others wait, the permit goes back when the card is almost empty.
 //!
 //! Only the leader knows who waits. A robot concludes it from its last wait for a permit: nothing but other robots makes
@@ -21,7 +21,7 @@
 //! Left out: asking in advance for TCP, whose bulk stays away for more varied times; and withdrawing a request at the
 //! leader. One that is abandoned may still be granted, once for each burst of bulk, and that permit goes back at once.
 
-use super::TCP;
+use super::Flow;
 use crate::{Duration, Instant};
 
 /// The longest time for which a permit is kept without bulk: somewhat longer than handing it over takes, so that
@@ -67,8 +67,8 @@ pub struct Linger {
     empty_since: Option<Instant>,
     /// When the card will have sent the last packets.
     idle_at: Instant,
-    /// Whether the last packets were TCP's.
-    is_tcp: bool,
+    /// Whether the last packets were of a transport that waits for acknowledgements, and not DDS's.
+    is_stream: bool,
     /// How long bulk typically stays away: a moving average.
     absence: Duration,
     /// How much of TCP's bulk comes back soon after the card is empty: a moving average.
@@ -85,7 +85,7 @@ impl Default for Linger {
         Linger {
             empty_since: None,
             idle_at: Instant::ZERO,
-            is_tcp: false,
+            is_stream: false,
             absence: Duration::ZERO,
             comes_back: ALWAYS,
             waits_since: None,
@@ -102,7 +102,7 @@ impl Linger {
         if let Some(since) = self.empty_since.take() {
             let absence = now.since(since).min(ABSENCE_MAX);
             self.absence = (self.absence * (PARTS - 1) + absence) / PARTS;
-            if self.is_tcp && now > self.idle_at {
+            if self.is_stream && now > self.idle_at {
                 let came = ALWAYS * u64::from(now <= self.idle_at + LINGER);
                 self.comes_back = (self.comes_back * (PARTS_TCP - 1) + came) / PARTS_TCP;
             }
@@ -114,9 +114,9 @@ impl Linger {
         }
     }
 
-    /// Records that a packet of bulk leaves, of this IP protocol.
-    pub fn on_sent(&mut self, protocol: u8) {
-        self.is_tcp = protocol == TCP;
+    /// Records that a packet of bulk leaves, of this flow.
+    pub fn on_sent(&mut self, flow: &Flow) {
+        self.is_stream = flow.writer.is_none();
     }
 
     /// Records that no bulk waits, and that what is in the card leaves within `card`. Returns what to do, with a permit
@@ -134,12 +134,12 @@ impl Linger {
         }
         let since = *self.empty_since.get_or_insert(now);
         self.waits_since = None;
-        let (is_futile, card_max, from) = match self.is_tcp {
+        let (is_futile, card_max, from) = match self.is_stream {
             true => (self.comes_back < SELDOM, CARD_TCP, self.idle_at),
             false => (self.absence > WORTH, LINGER, since),
         };
         if permitted && self.others_wait && is_futile && card <= card_max {
-            if self.is_tcp || self.absence >= SOON {
+            if self.is_stream || self.absence >= SOON {
                 return Idle::End;
             }
             self.ahead_until = Some(now + AHEAD);
@@ -154,9 +154,17 @@ impl Linger {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
 
     const EMPTY: Duration = Duration::ZERO;
+    const STREAM: Flow = Flow {
+        protocol: 17,
+        from: (IpAddr::V4(Ipv4Addr::LOCALHOST), 1),
+        to: (IpAddr::V4(Ipv4Addr::LOCALHOST), 2),
+        writer: None,
+    };
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
@@ -223,7 +231,7 @@ mod tests {
         for after in returns {
             linger.on_bulk(false, at(now));
             linger.on_bulk(true, at(now + 90));
-            linger.on_sent(TCP);
+            linger.on_sent(&STREAM);
             now += 120;
             linger.on_empty(true, ms(5), at(now));
             now += 5 + after;
