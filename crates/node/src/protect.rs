@@ -583,7 +583,7 @@ impl Lane {
             // Other packets can only be IPv6 that a program forced into the TUN.
             let Some(mut head) = packet::head(packet) else { continue };
             if packet::is_answer(packet) && !self.addresses.has(head.flow.to.0) {
-                // Whoever pings this machine does not make its replies control.
+                // Otherwise a stranger could make this machine's replies control, by pinging it regularly.
                 (head.dscp, head.message_bytes) = (0, Some(0));
             }
             if let Some(segment) = offer.segment() {

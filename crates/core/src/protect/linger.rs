@@ -8,12 +8,13 @@
 //! next permit is asked for at once, so that the request can share a frame with the release. If that permit comes before
 //! bulk does, or bulk stays away for [`AHEAD`], it goes back.
 //!
-//! TCP needs more time: receivers hold its acknowledgements for some milliseconds ([`super::ACKNOWLEDGE_EVERY`]) after the
-//! last packet has left the card. A connection that begins, or begins anew after a long hold, or measures the round trip
-//! anew, as BBR does, sends only a few packets for each. If its robot gave back the permit, it would get one flight of
-//! packets per permit. So for TCP, [`LINGER`] begins once the card is empty. It does not pay if a program has sent all it
-//! has to, and waits for an answer. QUIC is alike, and so is all of UDP but DDS treated. So a robot learns how often bulk came back within that time, counting also what came
-//! after the permit had gone. If it seldom does and others wait, the permit goes back when the card is almost empty.
+//! TCP needs more time: receivers hold its acknowledgements for some milliseconds ([`super::ACKNOWLEDGE_EVERY`])
+//! after the last packet has left the card. A connection that begins, or begins anew after a long hold, or measures
+//! the round trip anew, as BBR does, sends only a few packets for each. If its robot gave back the permit, it would
+//! get one flight of packets per permit. So for TCP, [`LINGER`] begins once the card is empty. It does not pay if a
+//! program has sent all it has to, and waits for an answer. The same holds for QUIC, and so for all of UDP except
+//! DDS. So a robot learns how often bulk came back within that time, counting also what came after the permit had
+//! gone. If it seldom does and others wait, the permit goes back when the card is almost empty.
 //!
 //! Only the leader knows who waits. A robot concludes it from its last wait for a permit: nothing but other robots makes
 //! that longer than [`LONG`].

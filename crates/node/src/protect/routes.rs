@@ -183,9 +183,10 @@ impl Routes {
             add_rule(&format!("pref {third} iif lo lookup main suppress_prefixlength 0"))?;
             add_rule(&format!("pref {fourth} iif lo lookup {last}"))?;
         }
-        routes.rules = rules_of(path, &ip("-4 rule")?).len();
-        let changes = changes_of_rules().inspect_err(|error| tracing::debug!("nobody tells of deleted rules: {error}"));
+        // In this order, no change after the count goes unnoticed.
+        let changes = changes_of_rules().inspect_err(|error| tracing::debug!("deleted rules go unnoticed: {error}"));
         routes.changes = changes.ok();
+        routes.rules = rules_of(path, &ip("-4 rule")?).len();
         Ok(routes)
     }
 
