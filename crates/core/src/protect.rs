@@ -1,31 +1,8 @@
 //! Classifies packets of programs that know nothing about Coorp, and decides when they may go. Control goes at once,
 //! bulk by permit and gate, the rest as it arrives.
 //!
-//! [`Protect`] is in the path of all packets that a machine's programs send. Each flow has a [`Class`], by the first of
-//! these criteria that applies:
-//!
-//! 1. A [`Rule`] of the team file.
-//! 2. A backlog: a flow with packets waiting for 50 ms, and with more than ten full ones, is bulk. For that, the driver
-//!    takes ordinary packets only while few are queued below it; otherwise the card's queue would hide the backlog.
-//!    Bulk becomes ordinary again after five seconds and eight messages without a backlog. Time in which it waits for a
-//!    permit proves nothing, nor does silence: a trainer is silent between two models. If a protocol states the length
-//!    of its messages, a message of more than 64 kB counts as a backlog.
-//! 3. The DSCP set by the program: voice and network control are control, because the program knows best.
-//! 4. Small messages at regular times are control: at most 4 kB, every 5 ms to 1 s. [`crate::arrival`] is the test, and
-//!    every message must arrive one period after the previous one. It must do so eight times in a row to within a tenth
-//!    of the period, or sixteen times to within a fifth. Control stays control while somewhat more than a third of
-//!    its messages are on time, because programs stall and change their rates. Packets without payload, such as TCP's
-//!    bare acknowledgements, are not messages. On a quiet channel, bulk's acknowledgements arrive as regularly as the
-//!    air takes aggregates.
-//! 5. So are small messages at a steady rate: with jitter, but 128 in a row are no more than a quarter of their mean gap
-//!    off a line through them, root mean square. A sender whose timer is served late passes. Keystrokes, requests and
-//!    the acknowledgements of a busy channel do not. A flow whose gaps deviate by a sixth passes now and then.
-//!
-//! Rules of the agent itself follow those of the team file, for its own connections ([`crate::zenoh`]). Control by
-//! these rules, and by 3 to 5, is bounded. Nothing is aggregated in AC_VO, so a fast flow there would ruin the channel
-//! for everybody. A flow that sends more than 1 Mbit/s, averaged over a quarter of a second, is not control. It can be
-//! again once it has kept below half of that for five seconds. If its program marks it, its bound is 4 Mbit/s: a
-//! perception of 12 KiB, 30 times a second, takes three.
+//! [`Protect`] is in the path of all packets that a machine's programs send. Each flow has a [`Class`], by a [`Rule`] or
+//! by what it sends (`class.rs`).
 //!
 //! Small packets of bulk go at once if no packet of their flow waits. Examples are requests, and acknowledgements of
 //! traffic in the other direction under the same rule. If held, they would hold up a robot that has a permit. So do the
@@ -61,12 +38,14 @@
 //! fragments after the first have no ports, so pass port 0 for all fragments of a packet. They form a separate flow,
 //! which no rule with ports covers. Its period does not make it control, because it may belong to several programs.
 
+mod class;
 mod flows;
 mod linger;
 mod longest;
 mod nature;
 mod order;
 mod queues;
+mod rule;
 mod show;
 mod topics;
 
@@ -77,12 +56,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::rtps::Guid;
 use crate::{codel, Duration, Instant};
+use class::{earned, LARGE_BYTES, URGENT};
+pub use class::{Class, Reason};
 use flows::{Entry, Flows, SHARED};
 pub use linger::{Idle, Linger};
 use nature::{Bounds, MESSAGE_GAP};
-use queues::{Lane, Load, Queues};
-pub(crate) use topics::is_match;
-use topics::{is_alike, Topics};
+use queues::{Lane, Queues};
+#[cfg(test)]
+pub(crate) use rule::is_match;
+pub use rule::{Program, Rule};
+use topics::Topics;
 
 /// Maximum number of rules that are read.
 pub const RULES_MAX: usize = 256;
@@ -103,16 +86,10 @@ const FORGOTTEN_MAX: usize = 64;
 
 /// The length of a full packet with its Ethernet header.
 const FULL_BYTES: u64 = 1_514;
-/// A backlog is more than this, ten full packets, for at least the second constant.
-const BACKLOG_BYTES: u64 = 10 * FULL_BYTES;
-const BACKLOG_FOR: Duration = Duration::from_millis(50);
 /// Maximum number of consecutive packets of a handshake.
 const OPENING_MAX: u8 = 32;
 /// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
-/// Bulk without a backlog for this long, and for this many messages, becomes ordinary again.
-const CALM_FOR: Duration = Duration::from_secs(5);
-const CALM_MESSAGES: u8 = 8;
 /// This many consecutive packets without payload make a flow one of acknowledgements.
 const EMPTY_MIN: u8 = 8;
 /// The time between two departures of acknowledgements: several aggregates of bulk, so that most of those need no
@@ -122,24 +99,8 @@ pub const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(4);
 /// soon builds up a queue here; but enough for an aggregate, because others may be just behind.
 pub const BELOW_ORDINARY_MAX: usize = 16;
 const AHEAD_BYTES_MAX: u64 = BELOW_ORDINARY_MAX as u64 * FULL_BYTES;
-/// EF, CS6, CS7 and voice-admit.
-const URGENT: [u8; 4] = [46, 48, 56, 44];
-/// A flow with a message longer than this is bulk at once.
-const LARGE_BYTES: u32 = 64 << 10;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-
-/// The class of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Class {
-    /// Sent at once in AC_VO, and predicted if that is possible.
-    Control,
-    /// Neither: sent as it arrives.
-    Ordinary,
-    /// Waits for the permit and for the gate.
-    Bulk,
-}
 
 /// One direction of a conversation between two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -152,84 +113,6 @@ pub struct Flow {
     pub to: (IpAddr, u16),
     /// The writer, in DDS.
     pub writer: Option<Guid>,
-}
-
-/// A rule of the team file that assigns a class to flows. All conditions that are set must hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rule {
-    /// The class of these flows.
-    pub class: Class,
-    /// The IP protocol's number.
-    pub protocol: Option<u8>,
-    /// The first and last port of a range for either end. Port 0, which stands for no port, is in no range.
-    pub ports: Option<(u16, u16)>,
-    /// The address of the receiver.
-    pub to: Option<IpAddr>,
-    /// The DSCP that the program sets, 0 to 63.
-    pub dscp: Option<u8>,
-    /// The topic's name, in DDS; `*` stands for any characters. A name that begins with '/' is the name of a topic,
-    /// service or action in ROS 2.
-    pub topic: Option<String>,
-    /// The sending program's file; `*` stands for any characters. A name without '/' is the file's name in any folder.
-    pub executable: Option<String>,
-    /// The control group of the sending program, or one above it: a path of cgroup v2; `*` stands for any characters.
-    pub cgroup: Option<String>,
-}
-
-/// A program that holds a socket.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Program {
-    /// The path of its file, if known.
-    pub executable: Option<String>,
-    /// Its control group: a path of cgroup v2, if known.
-    pub cgroup: Option<String>,
-}
-
-impl Rule {
-    /// Returns whether the rule covers a flow of this topic, from one of these programs, whose packets have this DSCP.
-    pub fn covers(&self, flow: &Flow, dscp: u8, topic: Option<&str>, programs: &[Program]) -> bool {
-        self.covers_packets(flow, dscp, topic)
-            && (!self.needs_program() || programs.iter().any(|program| self.covers_program(program)))
-    }
-
-    /// Returns the same, whatever program sends.
-    fn covers_packets(&self, flow: &Flow, dscp: u8, topic: Option<&str>) -> bool {
-        let in_range = |(first, last): (u16, u16)| {
-            let within = |port: u16| port != 0 && (first..=last).contains(&port);
-            within(flow.from.1) || within(flow.to.1)
-        };
-        self.protocol.is_none_or(|protocol| protocol == flow.protocol)
-            && self.ports.is_none_or(in_range)
-            && self.to.is_none_or(|to| to == flow.to.0)
-            && self.dscp.is_none_or(|wanted| wanted == dscp)
-            && self
-                .topic
-                .as_deref()
-                .is_none_or(|pattern| topic.is_some_and(|topic| is_match(pattern, topic)))
-    }
-
-    /// Returns whether the rule only covers flows whose program is known.
-    pub fn needs_program(&self) -> bool {
-        self.executable.is_some() || self.cgroup.is_some()
-    }
-
-    fn covers_program(&self, program: &Program) -> bool {
-        let is_file = |pattern: &str, path: &str| match pattern.contains('/') {
-            true => is_alike(pattern, path),
-            false => is_alike(pattern, path.rsplit('/').next().unwrap_or(path)),
-        };
-        let is_in = |pattern: &str, path: &str| {
-            let above = path.char_indices().filter(|(at, sign)| *sign == '/' && *at > 0);
-            let mut groups = above.map(|(at, _)| &path[..at]).chain([path]);
-            groups.any(|group| is_alike(pattern, group))
-        };
-        let holds = |pattern: &Option<String>, of: &Option<String>, holds: fn(&str, &str) -> bool| {
-            pattern
-                .as_deref()
-                .is_none_or(|pattern| of.as_deref().is_some_and(|of| holds(pattern, of)))
-        };
-        holds(&self.executable, &program.executable, is_file) && holds(&self.cgroup, &program.cgroup, is_in)
-    }
 }
 
 /// The configuration of a [`Protect`].
@@ -288,32 +171,6 @@ pub struct Head {
     /// Whether the packet is part of a handshake, which precedes what the flow is for. A driver that would have to cut the
     /// packet must not say so, as it may go at once.
     pub opens: bool,
-}
-
-/// The reason for a flow's class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Reason {
-    /// Covered by the rule with this index.
-    Rule(usize),
-    /// Control: the program marks the flow so, by EF, CS6, CS7 or voice-admit.
-    Marked,
-    /// Control: the messages are small and periodic.
-    Periodic,
-    /// Control: the messages are small and come at a steady rate, but each with a jitter that hides the period.
-    Steady,
-    /// Bulk: the flow keeps a backlog.
-    Backlog,
-    /// Bulk: the messages are large.
-    Large,
-    /// Ordinary: the flow would be control if it sent less.
-    TooFast,
-    /// Ordinary: nothing indicates another class.
-    Undecided,
-    /// Ordinary, and forgotten: the flow sent nothing for a minute, or others needed its place.
-    Silent,
-    /// Covered by a rule of the agent itself, for its own connections.
-    Own,
 }
 
 /// The decision about a packet.
@@ -779,37 +636,6 @@ impl<P> Protect<P> {
                 period,
             });
         }
-    }
-}
-
-/// Returns the class of a flow without a rule, with the reason.
-fn earned(entry: &mut Entry, load: Load, shared: bool, now: Instant) -> (Class, Reason) {
-    let is_bulk = entry.class == Class::Bulk;
-    let held = if is_bulk { load.held } else { Duration::ZERO };
-    let backlog = load.bytes > BACKLOG_BYTES && load.standing.saturating_sub(held) >= BACKLOG_FOR;
-    if backlog {
-        (entry.calm_from, entry.calm_messages) = (now, 0);
-    }
-    let calm = load.packets == 0 && now.since(entry.calm_from) >= CALM_FOR && entry.calm_messages >= CALM_MESSAGES;
-    entry.large &= !calm;
-    if entry.large {
-        return (Class::Bulk, Reason::Large);
-    }
-    if backlog || is_bulk && entry.reason == Reason::Backlog && !calm {
-        return (Class::Bulk, Reason::Backlog);
-    }
-    let marked = URGENT.contains(&entry.dscp);
-    let fragment = matches!(entry.flow.protocol, TCP | UDP) && (entry.flow.from.1, entry.flow.to.1) == (0, 0);
-    let earned = match (marked, entry.nature.is_periodic(), entry.nature.is_steady()) {
-        (true, ..) => Reason::Marked,
-        (_, true, _) if !fragment => Reason::Periodic,
-        (.., true) if !fragment => Reason::Steady,
-        _ => return (Class::Ordinary, Reason::Undecided),
-    };
-    match entry.nature.is_fast(now) {
-        _ if shared => (Class::Ordinary, Reason::Undecided),
-        true => (Class::Ordinary, Reason::TooFast),
-        false => (Class::Control, earned),
     }
 }
 

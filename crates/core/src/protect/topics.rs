@@ -7,10 +7,6 @@ use crate::rtps::Guid;
 
 /// Maximum number of known topics. Beyond it, the oldest is forgotten.
 const TOPICS_MAX: usize = 4_096;
-/// Prefixes that ROS 2 adds to the names of topics, and of services' requests and replies.
-const ROS: [&str; 3] = ["rt/", "rq/", "rr/"];
-/// Suffixes that ROS 2 adds to the names of services.
-const SERVICE: [&str; 2] = ["Request", "Reply"];
 
 /// The known topics.
 #[derive(Clone, Debug, Default)]
@@ -42,68 +38,9 @@ impl Topics {
     }
 }
 
-/// Returns whether the name of a DDS topic matches this pattern. A pattern that begins with '/' is matched with the
-/// name in ROS 2.
-pub(crate) fn is_match(pattern: &str, topic: &str) -> bool {
-    if !pattern.starts_with('/') {
-        return is_alike(pattern, topic);
-    }
-    let Some(name) = ROS.iter().find_map(|prefix| topic.strip_prefix(prefix)) else {
-        return false;
-    };
-    let service = SERVICE.iter().find_map(|end| name.strip_suffix(end));
-    let service = service.filter(|_| !topic.starts_with(ROS[0]));
-    is_alike(&pattern[1..], service.unwrap_or(name))
-}
-
-/// Returns whether a name matches a pattern in which `*` stands for any characters.
-pub(super) fn is_alike(pattern: &str, name: &str) -> bool {
-    let Some((first, rest)) = pattern.split_once('*') else {
-        return pattern == name;
-    };
-    let Some(mut left) = name.strip_prefix(first) else {
-        return false;
-    };
-    let mut pieces: Vec<&str> = rest.split('*').collect();
-    let last = pieces.pop().unwrap_or_default();
-    for piece in pieces {
-        match left.find(piece) {
-            Some(at) => left = &left[at + piece.len()..],
-            None => return false,
-        }
-    }
-    left.len() >= last.len() && left.ends_with(last)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns_match_names_of_dds_and_of_ros_2() {
-        for (pattern, topic, matches) in [
-            ("pose", "pose", true),
-            ("pose", "poses", false),
-            ("rt/cam*", "rt/camera/image", true),
-            ("*image", "rt/camera/image", true),
-            ("*image", "rt/image/raw", false),
-            ("rt/*/image/*w", "rt/left/image/raw", true),
-            ("rt/*/image/*w", "rt/image/raw", false),
-            ("a*a", "a", false),
-            ("*", "", true),
-            ("/pose", "rt/pose", true),
-            ("/pose", "pose", false),
-            ("/pose", "rt/arm/pose", false),
-            ("/*/pose", "rt/arm/pose", true),
-            ("/plan", "rq/planRequest", true),
-            ("/plan", "rr/planReply", true),
-            ("/planReply", "rt/planReply", true),
-            ("/plan", "rt/planReply", false),
-            ("/fibonacci/_action/*", "rt/fibonacci/_action/feedback", true),
-        ] {
-            assert_eq!(is_match(pattern, topic), matches, "{pattern} {topic}");
-        }
-    }
 
     #[test]
     fn the_oldest_topic_makes_room() {
