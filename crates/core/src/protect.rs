@@ -298,7 +298,8 @@ impl<P> Protect<P> {
     pub fn on_packet(&mut self, head: Head, packet: P, now: Instant) -> Verdict<P> {
         let at = self.place(&head, now);
         let begins = self.note(at, &head, now);
-        self.judge(at, begins, now);
+        let needs_no_permit = head.bytes <= SMALL_BYTES || (1..=OPENING_MAX).contains(&self.flows.get(at).opening);
+        self.judge(at, begins, needs_no_permit, now);
         let class = self.flows.get(at).class;
         if class == Class::Control && self.queues.is_empty(at) {
             return Verdict::Send {
@@ -308,7 +309,6 @@ impl<P> Protect<P> {
             };
         }
         let acknowledges = self.queues.lane(at) == Lane::Empty;
-        let needs_no_permit = head.bytes <= SMALL_BYTES || (1..=OPENING_MAX).contains(&self.flows.get(at).opening);
         if class == Class::Bulk && needs_no_permit && self.queues.is_empty(at) && !acknowledges {
             return Verdict::Pass(packet);
         }
@@ -384,7 +384,7 @@ impl<P> Protect<P> {
         };
         while let Some(at) = self.queues.turn(lane) {
             if lane == Lane::Ordinary {
-                self.judge(at, false, now);
+                self.judge(at, false, false, now);
                 if self.queues.lane(at) != lane {
                     continue;
                 }
@@ -590,13 +590,16 @@ impl<P> Protect<P> {
         begins
     }
 
-    /// Assigns the flow its class and its lane.
-    fn judge(&mut self, at: u32, begins: bool, now: Instant) {
+    /// Assigns the flow its class and its lane. `needs_no_permit` tells of the packet that has just come, if one has.
+    fn judge(&mut self, at: u32, begins: bool, needs_no_permit: bool, now: Instant) {
         self.classify(at, begins, now);
         let entry = self.flows.get(at);
-        // Packets that wait for a permit do not go as acknowledgements.
-        let waits_elsewhere = self.queues.lane(at) != Lane::Empty && !self.queues.is_empty(at);
-        let acknowledges = entry.flow.protocol == TCP && entry.empty >= EMPTY_MIN && !waits_elsewhere;
+        let (is_empty_lane, waits) = (self.queues.lane(at) == Lane::Empty, !self.queues.is_empty(at));
+        // Packets that wait for a permit do not go as acknowledgements. A request behind acknowledgements goes with them:
+        // otherwise both would wait for a permit.
+        let goes_along = is_empty_lane && waits && needs_no_permit && entry.class == Class::Bulk;
+        let acknowledges =
+            entry.flow.protocol == TCP && (is_empty_lane || !waits) && (entry.empty >= EMPTY_MIN || goes_along);
         let lane = match lane(entry.class) {
             Some(_) if acknowledges => Lane::Empty,
             lane => lane.unwrap_or(Lane::Ordinary),

@@ -184,6 +184,28 @@ fn bulk_that_waits_for_a_permit_does_not_leave_as_an_acknowledgement() {
 }
 
 #[test]
+fn a_request_behind_acknowledgements_needs_no_permit() {
+    let mut protect = Protect::new(config());
+    let taken = |protect: &mut Protect<u32>| {
+        let packets = std::iter::from_fn(|| protect.next(Class::Ordinary, at(50)));
+        packets.map(|(_, packet)| packet).collect::<Vec<u32>>()
+    };
+    acknowledge(&mut protect, 0, 0..10);
+    // As of a download that ends, and of the next one over its connection.
+    protect.on_packet(segment(0, 200), 10, at(10));
+    acknowledge(&mut protect, 0, 11..12);
+    protect.may_acknowledge(true, at(20));
+    assert_eq!(taken(&mut protect), [7, 8, 9, 10, 11]);
+    assert_eq!(protect.on_packet(segment(0, 200), 12, at(20)), Verdict::Pass(12));
+    // An upload waits, and its acknowledgements with it.
+    acknowledge(&mut protect, 0, 13..30);
+    protect.on_packet(segment(0, FULL), 30, at(30));
+    protect.on_packet(segment(0, 200), 31, at(31));
+    protect.may_acknowledge(true, at(40));
+    assert!(!protect.acknowledges() && protect.has(Class::Bulk));
+}
+
+#[test]
 fn only_tcps_acknowledgements_wait() {
     let mut protect = Protect::new(config());
     let empty = Head {
