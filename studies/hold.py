@@ -12,8 +12,9 @@ others, and `one` is held for as long while `two` sends. The agent holds packets
 - short connections: `lead` fetches a file of 100 kB from Python's `http.server` at `one`, five times a second.
 
 What arrives is counted in spans of 0.1 s. 'Full' is its median while `one` may send. After a pause, a connection is at
-full rate with the first span of at least nine tenths of that. For short connections, the study shows how long those
-took that met no pause, how long the others took from the end of the pause, and how many failed.
+full rate with the first span of at least nine tenths of that. For short connections, the study shows how many failed,
+how long those took that met no pause, how many met one pause and how many met more, and how long these took from the
+last one's end.
 
 Fails if a connection breaks, or if `one` is never held. `--quick` has one pause of 1 s of one connection, if any. Cases
 are skipped if their requirements are missing: `iperf3`, `ss`, the congestion control, the package `aioquic`. Needs root
@@ -346,23 +347,25 @@ def around(samples: Sequence[Sample], pause_s: float) -> list[tuple[Sample, Samp
 
 def short_row(pause_s: float, fetched: Fetches) -> tuple[list[str], str | None]:
     """Returns the row of short connections, and the problem, if any."""
-    # A pause ends where the first one ends of those that waited for long, and the next pause much later.
+    # A pause ends where the first one ends of those that waited for long.
     waited = sorted(done for begun, done in fetched.spans_s if done - begun >= 0.3 * pause_s)
-    ends = [done for place, done in enumerate(waited) if not place or done - waited[place - 1] > pause_s]
-    after, free = [], []
+    ends = [done for place, done in enumerate(waited) if not place or done - waited[place - 1] > HELD_SHARE * pause_s]
+    free, once, more = [], [], []
     for begun, done in fetched.spans_s:
-        end = next((end for end in ends if begun < end <= done), None)
-        if end is None:
-            free.append(done - begun)
+        met = [end for end in ends if begun < end <= done]
+        if met:
+            (once if len(met) == 1 else more).append(done - met[-1])
         else:
-            after.append(done - end)
+            free.append(done - begun)
+    after = once + more
     cells = [
         number(pause_s, 0),
         str(len(fetched.spans_s)),
         str(fetched.failed),
         number(1e3 * statistics.median(free), 0) if free else "-",
-        str(len(after)),
-        number(1e3 * max(after), 0) if after else "-",
+        str(len(once)),
+        str(len(more)),
+        f"{number(1e3 * statistics.median(after), 0)} / {number(1e3 * max(after), 0)}" if after else "-",
     ]
     problem = f"short connections: {fetched.failed} failed" if fetched.failed else None
     return cells, problem if waited else f"short connections: none was held for {pause_s:g} s"
@@ -419,7 +422,8 @@ def main() -> int:
     titles += ["least in the first second", "segments sent twice a pause", "ssthresh before / after"]
     show(titles, rows, markdown=arguments.markdown)
     if short:
-        titles = ["permits, s", "short connections", "failed", "took, ms", "held", "after the pause, ms: most"]
+        titles = ["permits, s", "short connections", "failed", "took, ms", "held once", "more often"]
+        titles.append("after the last pause, ms: median / most")
         show(titles, short, markdown=arguments.markdown)
     problems = [problem for problem in problems if problem]
     print("\n".join(problems), end="\n" if problems else "")
