@@ -90,6 +90,8 @@ const FULL_BYTES: u64 = 1_514;
 const OPENING_MAX: u8 = 32;
 /// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
+/// The lowest DSCP that WiFi sends before best effort (AC_VI).
+const VIDEO: u8 = 32;
 /// This many consecutive packets without payload make a flow one of acknowledgements.
 const EMPTY_MIN: u8 = 8;
 /// The time between two departures of acknowledgements: several aggregates of bulk, so that most of those need no
@@ -299,7 +301,9 @@ impl<P> Protect<P> {
         let at = self.place(&head, now);
         let begins = self.note(at, &head, now);
         let needs_no_permit = head.bytes <= SMALL_BYTES || (1..=OPENING_MAX).contains(&self.flows.get(at).opening);
-        self.judge(at, begins, needs_no_permit, now);
+        // With such a mark it would overtake its flow's bulk in the card.
+        let goes_along = needs_no_permit && head.dscp < VIDEO;
+        self.judge(at, begins, goes_along, now);
         let class = self.flows.get(at).class;
         if class == Class::Control && self.queues.is_empty(at) {
             return Verdict::Send {
@@ -590,14 +594,15 @@ impl<P> Protect<P> {
         begins
     }
 
-    /// Assigns the flow its class and its lane. `needs_no_permit` tells of the packet that has just come, if one has.
-    fn judge(&mut self, at: u32, begins: bool, needs_no_permit: bool, now: Instant) {
+    /// Assigns the flow its class and its lane. `goes_along` says
+    /// whether the packet that has just arrived may leave with acknowledgements.
+    fn judge(&mut self, at: u32, begins: bool, goes_along: bool, now: Instant) {
         self.classify(at, begins, now);
         let entry = self.flows.get(at);
         let (is_empty_lane, waits) = (self.queues.lane(at) == Lane::Empty, !self.queues.is_empty(at));
         // Packets that wait for a permit do not go as acknowledgements. A request behind acknowledgements goes with them:
         // otherwise both would wait for a permit.
-        let goes_along = is_empty_lane && waits && needs_no_permit && entry.class == Class::Bulk;
+        let goes_along = is_empty_lane && waits && goes_along && entry.class == Class::Bulk;
         let acknowledges =
             entry.flow.protocol == TCP && (is_empty_lane || !waits) && (entry.empty >= EMPTY_MIN || goes_along);
         let lane = match lane(entry.class) {

@@ -34,7 +34,7 @@ pub(super) enum Lane {
     Ordinary = 0,
     /// Room, the permit and the gate.
     Bulk = 1,
-    /// Room and the end of a window. For packets without payload.
+    /// Room and the end of a window. For packets without payload, and small ones behind them.
     Empty = 2,
 }
 

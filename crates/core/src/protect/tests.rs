@@ -191,7 +191,7 @@ fn a_request_behind_acknowledgements_needs_no_permit() {
         packets.map(|(_, packet)| packet).collect::<Vec<u32>>()
     };
     acknowledge(&mut protect, 0, 0..10);
-    // As of a download that ends, and of the next one over its connection.
+    // A download ends, and the next request follows over its connection.
     protect.on_packet(segment(0, 200), 10, at(10));
     acknowledge(&mut protect, 0, 11..12);
     protect.may_acknowledge(true, at(20));
@@ -201,7 +201,20 @@ fn a_request_behind_acknowledgements_needs_no_permit() {
     acknowledge(&mut protect, 0, 13..30);
     protect.on_packet(segment(0, FULL), 30, at(30));
     protect.on_packet(segment(0, 200), 31, at(31));
-    protect.may_acknowledge(true, at(40));
+    protect.may_acknowledge(true, at(60));
+    assert!(!protect.acknowledges() && protect.has(Class::Bulk));
+}
+
+#[test]
+fn a_marked_request_behind_acknowledgements_does_not_overtake_bulk() {
+    let mut protect = Protect::new(config());
+    acknowledge(&mut protect, 0, 0..10);
+    let marked = Head {
+        dscp: 34,
+        ..segment(0, 200)
+    };
+    protect.on_packet(marked, 10, at(10));
+    protect.may_acknowledge(true, at(20));
     assert!(!protect.acknowledges() && protect.has(Class::Bulk));
 }
 
