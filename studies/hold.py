@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import importlib.util
 import json
 import re
@@ -297,7 +298,7 @@ def fetch_program(span_s: float) -> None:
         try:
             with urllib.request.urlopen(f"http://{address(ONE)}:{WEB_PORT}/file", timeout=60) as answer:
                 whole = len(answer.read()) == FILE_BYTES
-        except OSError:
+        except (OSError, http.client.HTTPException):
             whole = False
         (spans_s if whole else failures).append((begun_s, time.monotonic() - began_s))
 

@@ -90,8 +90,8 @@ const FULL_BYTES: u64 = 1_514;
 const OPENING_MAX: u8 = 32;
 /// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
-/// The lowest DSCP that WiFi sends before best effort (AC_VI).
-const VIDEO: u8 = 32;
+/// The lowest DSCP that WiFi does not map to AC_BE or AC_BK.
+pub const DSCP_VIDEO: u8 = 32;
 /// This many consecutive packets without payload make a flow one of acknowledgements.
 const EMPTY_MIN: u8 = 8;
 /// The time between two departures of acknowledgements: several aggregates of bulk, so that most of those need no
@@ -301,8 +301,8 @@ impl<P> Protect<P> {
         let at = self.place(&head, now);
         let begins = self.note(at, &head, now);
         let needs_no_permit = head.bytes <= SMALL_BYTES || (1..=OPENING_MAX).contains(&self.flows.get(at).opening);
-        // With such a mark it would overtake its flow's bulk in the card.
-        let goes_along = needs_no_permit && head.dscp < VIDEO;
+        // With a higher mark it would overtake its flow's bulk in the card.
+        let goes_along = needs_no_permit && head.dscp < DSCP_VIDEO;
         self.judge(at, begins, goes_along, now);
         let class = self.flows.get(at).class;
         if class == Class::Control && self.queues.is_empty(at) {
@@ -352,7 +352,7 @@ impl<P> Protect<P> {
         class == Class::Ordinary && self.acknowledges() || lane(class).is_some_and(|lane| self.queues.waits(lane))
     }
 
-    /// Returns whether the next ordinary packet is an acknowledgement.
+    /// Returns whether the next ordinary packet is an acknowledgement, or leaves with some.
     pub fn acknowledges(&self) -> bool {
         !self.holds_empty && self.queues.waits(Lane::Empty)
     }
@@ -594,17 +594,17 @@ impl<P> Protect<P> {
         begins
     }
 
-    /// Assigns the flow its class and its lane. `goes_along` says
-    /// whether the packet that has just arrived may leave with acknowledgements.
+    /// Assigns the flow its class and its lane. `goes_along` says whether the packet that has just arrived may leave with
+    /// acknowledgements.
     fn judge(&mut self, at: u32, begins: bool, goes_along: bool, now: Instant) {
         self.classify(at, begins, now);
         let entry = self.flows.get(at);
         let (is_empty_lane, waits) = (self.queues.lane(at) == Lane::Empty, !self.queues.is_empty(at));
         // Packets that wait for a permit do not go as acknowledgements. A request behind acknowledgements goes with them:
         // otherwise both would wait for a permit.
-        let goes_along = is_empty_lane && waits && goes_along && entry.class == Class::Bulk;
+        let follows = is_empty_lane && waits && goes_along && entry.class == Class::Bulk;
         let acknowledges =
-            entry.flow.protocol == TCP && (is_empty_lane || !waits) && (entry.empty >= EMPTY_MIN || goes_along);
+            entry.flow.protocol == TCP && (is_empty_lane || !waits) && (entry.empty >= EMPTY_MIN || follows);
         let lane = match lane(entry.class) {
             Some(_) if acknowledges => Lane::Empty,
             lane => lane.unwrap_or(Lane::Ordinary),

@@ -1,8 +1,8 @@
 //! Protects programs that know nothing of Coorp. What they send to the team's network goes through a TUN of the agent,
 //! which classifies it as control, bulk or neither ([`coorp_core::protect`]), and sends it on by a raw socket.
 //!
-//! For each path there is a *lane*: an interface, its TUN (`tun.rs`) with the routes into it (`routes.rs`), two raw
-//! sockets that are bound to the interface, and a thread. Control leaves at once, marked for AC_VO. Bulk waits for the
+//! For each path there is a *lane* (`lane.rs`): an interface, its TUN (`tun.rs`) with the routes into it (`routes.rs`),
+//! two raw sockets that are bound to the interface, and a thread. Control leaves at once, marked for AC_VO. Bulk waits for the
 //! permit and the gate, exactly as QUIC's bulk does below the library; it is held in order, and its protocol is left
 //! alone. Ordinary packets keep their marks, and leave as long as few packets are below. So a sender of more than the
 //! channel carries builds up a queue here.

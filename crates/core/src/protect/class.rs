@@ -1,4 +1,4 @@
-//! Decides the class of a flow by what it sends, where no [`Rule`](super::Rule) of the team file covers it.
+//! Decides the class of a flow by what it sends, if no [`Rule`](super::Rule) of the team file covers it.
 //!
 //! The first of these criteria that applies:
 //!

@@ -104,7 +104,7 @@ pub(crate) fn is_match(pattern: &str, topic: &str) -> bool {
 }
 
 /// Returns whether a name matches a pattern in which `*` stands for any characters.
-pub(super) fn is_alike(pattern: &str, name: &str) -> bool {
+fn is_alike(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == name;
     };

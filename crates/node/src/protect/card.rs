@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
-use coorp_core::protect::Class;
+use coorp_core::protect::{Class, DSCP_VIDEO};
 use coorp_core::{Duration, FlowId, Instant};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::net::addr::SocketAddrArg;
@@ -36,8 +36,6 @@ const CONTROL_HELD_MAX: Duration = Duration::from_millis(100);
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// The `skb->priority` for user priority 6 (AC_VO), whatever the DSCP: 256 plus the priority.
 const PRIORITY_VOICE: u32 = 256 + 6;
-/// The lowest DSCP that WiFi does not map to AC_BE or AC_BK.
-const DSCP_VIDEO: u8 = 32;
 /// The sockets' numbers for the emulator.
 const VOICE: usize = 0;
 const REST: usize = 1;

@@ -1,5 +1,5 @@
 //! One path of the protected programs: moves packets between its TUN and its card, as [`Protect`] and the robot decide.
-//! `protect.rs` beside it says what moves when; a lane runs on a thread of its own.
+//! [`super`] says what moves when. Each lane has a thread of its own.
 
 mod control;
 mod intake;

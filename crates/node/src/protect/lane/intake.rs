@@ -52,7 +52,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Takes one packet of the kernel's, which may be segments together.
+    /// Handles a packet from the kernel, which may hold several segments.
     fn admit(&mut self, offer: &Offer, packet: &mut [u8]) {
         // Other packets can only be IPv6 that a program forced into the TUN.
         let Some(mut head) = packet::head(packet) else { return };
