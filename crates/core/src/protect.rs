@@ -90,8 +90,6 @@ const FULL_BYTES: u64 = 1_514;
 const OPENING_MAX: u8 = 32;
 /// Packets of bulk up to this length, including headers, pass if no packet of their flow waits.
 const SMALL_BYTES: u32 = 256;
-/// The lowest DSCP that WiFi does not map to AC_BE or AC_BK.
-pub const DSCP_VIDEO: u8 = 32;
 /// This many consecutive packets without payload make a flow one of acknowledgements.
 const EMPTY_MIN: u8 = 8;
 /// The time between two departures of acknowledgements: several aggregates of bulk, so that most of those need no
@@ -301,9 +299,7 @@ impl<P> Protect<P> {
         let at = self.place(&head, now);
         let begins = self.note(at, &head, now);
         let needs_no_permit = head.bytes <= SMALL_BYTES || (1..=OPENING_MAX).contains(&self.flows.get(at).opening);
-        // With a higher mark it would overtake its flow's bulk in the card.
-        let goes_along = needs_no_permit && head.dscp < DSCP_VIDEO;
-        self.judge(at, begins, goes_along, now);
+        self.judge(at, begins, now);
         let class = self.flows.get(at).class;
         if class == Class::Control && self.queues.is_empty(at) {
             return Verdict::Send {
@@ -315,6 +311,10 @@ impl<P> Protect<P> {
         let acknowledges = self.queues.lane(at) == Lane::Empty;
         if class == Class::Bulk && needs_no_permit && self.queues.is_empty(at) && !acknowledges {
             return Verdict::Pass(packet);
+        }
+        if acknowledges && head.bytes > SMALL_BYTES {
+            // It asks for a permit once those before it have left.
+            self.acknowledge_at = now;
         }
         match self.queues.push(at, packet, head, now) {
             Ok(()) => Verdict::Queued,
@@ -388,14 +388,19 @@ impl<P> Protect<P> {
         };
         while let Some(at) = self.queues.turn(lane) {
             if lane == Lane::Ordinary {
-                self.judge(at, false, false, now);
+                self.judge(at, false, now);
                 if self.queues.lane(at) != lane {
                     continue;
                 }
             }
             let taken = self.queues.take(at, now, &mut cut)?;
-            if lane == Lane::Empty && !self.queues.waits(lane) {
-                (self.holds_empty, self.acknowledge_at) = (true, now + ACKNOWLEDGE_EVERY);
+            if lane == Lane::Empty {
+                if self.queues.first(at).is_some_and(|head| head.bytes > SMALL_BYTES) {
+                    self.queues.set_lane(at, Lane::Bulk);
+                }
+                if !self.queues.waits(lane) {
+                    (self.holds_empty, self.acknowledge_at) = (true, now + ACKNOWLEDGE_EVERY);
+                }
             }
             if let Some(held) = taken.emptied {
                 self.flows.get_mut(at).calm_from += held;
@@ -410,6 +415,12 @@ impl<P> Protect<P> {
             }
         }
         None
+    }
+
+    /// Returns whether a flow is bulk. Its packets may leave as ordinary ones: see [`Protect::acknowledges`].
+    pub fn is_bulk(&mut self, flow: &Flow) -> bool {
+        let found = self.flows.find(flow);
+        found.is_some_and(|at| self.flows.get(at).class == Class::Bulk)
     }
 
     /// Returns whether the flow of this number had sent packets before its newest one.
@@ -594,17 +605,16 @@ impl<P> Protect<P> {
         begins
     }
 
-    /// Assigns the flow its class and its lane. `goes_along` says whether the packet that has just arrived may leave with
-    /// acknowledgements.
-    fn judge(&mut self, at: u32, begins: bool, goes_along: bool, now: Instant) {
+    /// Assigns the flow its class and its lane.
+    fn judge(&mut self, at: u32, begins: bool, now: Instant) {
         self.classify(at, begins, now);
         let entry = self.flows.get(at);
         let (is_empty_lane, waits) = (self.queues.lane(at) == Lane::Empty, !self.queues.is_empty(at));
-        // Packets that wait for a permit do not go as acknowledgements. A request behind acknowledgements goes with them:
-        // otherwise both would wait for a permit.
-        let follows = is_empty_lane && waits && goes_along && entry.class == Class::Bulk;
-        let acknowledges =
-            entry.flow.protocol == TCP && (is_empty_lane || !waits) && (entry.empty >= EMPTY_MIN || follows);
+        // Packets that wait for a permit do not go as acknowledgements. What follows acknowledgements waits for them:
+        // otherwise they would wait for a permit too.
+        let stays = is_empty_lane && waits && entry.class == Class::Bulk;
+        let begins_as_such = entry.empty >= EMPTY_MIN && (is_empty_lane || !waits);
+        let acknowledges = entry.flow.protocol == TCP && (stays || begins_as_such);
         let lane = match lane(entry.class) {
             Some(_) if acknowledges => Lane::Empty,
             lane => lane.unwrap_or(Lane::Ordinary),

@@ -34,7 +34,7 @@ pub(super) enum Lane {
     Ordinary = 0,
     /// Room, the permit and the gate.
     Bulk = 1,
-    /// Room and the end of a window. For packets without payload, and small ones behind them.
+    /// Room and the end of a window. For packets without payload, and those of bulk behind them.
     Empty = 2,
 }
 
@@ -180,6 +180,12 @@ impl<P> Queues<P> {
 
     pub fn is_empty(&self, flow: u32) -> bool {
         self.queues[flow as usize].packets == 0
+    }
+
+    /// Returns the flow's oldest packet.
+    pub fn first(&self, flow: u32) -> Option<&Head> {
+        let first = self.queues[flow as usize].first;
+        self.slab.get(first as usize).map(|waiting| &waiting.head)
     }
 
     /// Returns what the flow's queue holds.

@@ -197,25 +197,22 @@ fn a_request_behind_acknowledgements_needs_no_permit() {
     protect.may_acknowledge(true, at(20));
     assert_eq!(taken(&mut protect), [7, 8, 9, 10, 11]);
     assert_eq!(protect.on_packet(segment(0, 200), 12, at(20)), Verdict::Pass(12));
-    // An upload waits, and its acknowledgements with it.
+    // An upload asks for a permit, but those before it need none.
     acknowledge(&mut protect, 0, 13..30);
+    assert!(protect.acknowledge_at().is_some_and(|earliest| earliest > at(50)));
     protect.on_packet(segment(0, FULL), 30, at(30));
+    assert_eq!(
+        protect.acknowledge_at(),
+        Some(at(30)),
+        "it does not have to wait for more of them"
+    );
     protect.on_packet(segment(0, 200), 31, at(31));
-    protect.may_acknowledge(true, at(60));
+    acknowledge(&mut protect, 0, 32..50);
+    protect.may_acknowledge(true, at(50));
+    assert_eq!(taken(&mut protect), (20..30).collect::<Vec<u32>>());
     assert!(!protect.acknowledges() && protect.has(Class::Bulk));
-}
-
-#[test]
-fn a_marked_request_behind_acknowledgements_does_not_overtake_bulk() {
-    let mut protect = Protect::new(config());
-    acknowledge(&mut protect, 0, 0..10);
-    let marked = Head {
-        dscp: 34,
-        ..segment(0, 200)
-    };
-    protect.on_packet(marked, 10, at(10));
-    protect.may_acknowledge(true, at(20));
-    assert!(!protect.acknowledges() && protect.has(Class::Bulk));
+    protect.set_open(true, at(60));
+    assert_eq!(drain(&mut protect, at(60)), (30..50).collect::<Vec<u32>>());
 }
 
 #[test]
@@ -1255,10 +1252,26 @@ fn the_rate_is_that_of_the_last_second() {
 /// One step of a machine.
 #[derive(Clone, Debug)]
 enum Step {
-    Packet { flow: u16, bytes: u32, dscp: u8, count: u8 },
-    Take { class: Class, count: u8 },
+    Packet {
+        flow: u16,
+        bytes: u32,
+        dscp: u8,
+        count: u8,
+    },
+    /// Packets without payload.
+    Empty {
+        flow: u16,
+        count: u8,
+    },
+    MayAcknowledge(bool),
+    Take {
+        class: Class,
+        count: u8,
+    },
     Open(bool),
-    Wait { us: u64 },
+    Wait {
+        us: u64,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -1267,6 +1280,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let class = prop_oneof![Just(Class::Ordinary), Just(Class::Bulk), Just(Class::Control)];
     let step = prop_oneof![
         6 => (0u16..8, bytes, dscp, 1u8..30).prop_map(|(flow, bytes, dscp, count)| Step::Packet { flow, bytes, dscp, count }),
+        3 => (0u16..8, 1u8..30).prop_map(|(flow, count)| Step::Empty { flow, count }),
+        2 => any::<bool>().prop_map(Step::MayAcknowledge),
         4 => (class, 1u8..40).prop_map(|(class, count)| Step::Take { class, count }),
         1 => any::<bool>().prop_map(Step::Open),
         3 => prop_oneof![0u64..100, 0u64..60_000, 0u64..100_000_000].prop_map(|us| Step::Wait { us }),
@@ -1284,16 +1299,22 @@ proptest! {
         flow_bytes_max in 0u32..300_000,
         bytes_max in prop_oneof![Just(10_000u32), Just(u32::MAX)],
     ) {
-        let mut protect = Protect::new(Config { flows_max, flow_bytes_max, bytes_max, ..config() });
+        let mut rules = config().rules;
+        rules.push(ruled(Class::Bulk, 10_004));
+        let mut protect = Protect::new(Config { rules, flows_max, flow_bytes_max, bytes_max, ..config() });
+        let of = |number: u16, bytes| if number < 4 { head(number, bytes) } else { segment(number, bytes) };
         let mut now = Instant::ZERO;
         let (mut came, mut left, mut refused) = (0u64, 0u64, 0u64);
         let mut newest = [0u64; 8];
         for step in steps {
             let mut gone = Vec::new();
             match step {
-                Step::Packet { flow: number, bytes, dscp, count } => for _ in 0..count {
+                Step::Packet { flow: number, count, .. } | Step::Empty { flow: number, count } => for _ in 0..count {
                     came += 1;
-                    let head = Head { dscp, ..head(number, bytes) };
+                    let head = match step {
+                        Step::Packet { bytes, dscp, .. } => Head { dscp, ..of(number, bytes) },
+                        _ => Head { message_bytes: Some(0), ..of(number, 52) },
+                    };
                     match protect.on_packet(head, (number, came), now) {
                         Verdict::Send { packet, .. } | Verdict::Pass(packet) => gone.push(packet),
                         Verdict::Queued => {}
@@ -1310,10 +1331,11 @@ proptest! {
                             break;
                         };
                         prop_assert!(had);
-                        prop_assert_eq!(head.flow, flow(packet.0));
+                        prop_assert_eq!(head.flow, of(packet.0, 0).flow);
                         gone.push(packet);
                     }
                 }
+                Step::MayAcknowledge(may) => protect.may_acknowledge(may, now),
                 Step::Open(open) => protect.set_open(open, now),
                 Step::Wait { us } => {
                     now += Duration::from_micros(us);
@@ -1335,7 +1357,7 @@ proptest! {
                 prop_assert!(bytes_max == u32::MAX || status.waiting_bytes <= u64::from(bytes_max));
             }
             prop_assert_eq!(
-                protect.has(Class::Ordinary) || protect.has(Class::Bulk),
+                protect.has(Class::Ordinary) || protect.has(Class::Bulk) || protect.acknowledge_at().is_some(),
                 waiting > 0,
             );
         }

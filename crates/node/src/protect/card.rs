@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
-use coorp_core::protect::{Class, DSCP_VIDEO};
+use coorp_core::protect::Class;
 use coorp_core::{Duration, FlowId, Instant};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::net::addr::SocketAddrArg;
@@ -36,6 +36,8 @@ const CONTROL_HELD_MAX: Duration = Duration::from_millis(100);
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// The `skb->priority` for user priority 6 (AC_VO), whatever the DSCP: 256 plus the priority.
 const PRIORITY_VOICE: u32 = 256 + 6;
+/// The lowest DSCP that WiFi does not map to AC_BE or AC_BK.
+const DSCP_VIDEO: u8 = 32;
 /// The sockets' numbers for the emulator.
 const VOICE: usize = 0;
 const REST: usize = 1;
@@ -177,12 +179,9 @@ impl Card {
     }
 
     /// Sends a packet of bulk that needs no permit. It keeps bulk's marks, so that it cannot overtake its flow's others.
-    pub fn pass(&mut self, packet: Packet, now: Instant) {
-        let mut ones = packet.one_by_one();
-        for one in &mut ones {
-            mark(one, Class::Bulk);
-        }
-        self.send_ones(ones, Class::Ordinary, None, now);
+    pub fn pass(&mut self, mut packet: Packet, now: Instant) {
+        mark(packet.bytes_mut(), Class::Bulk);
+        self.send_ones(packet.one_by_one(), Class::Ordinary, None, now);
     }
 
     fn send_ones(&mut self, mut packets: Vec<Box<[u8]>>, class: Class, flow: Option<FlowId>, now: Instant) {
@@ -292,7 +291,7 @@ impl Card {
 }
 
 /// Sets the marks that bulk and control need.
-fn mark(packet: &mut [u8], class: Class) {
+pub(super) fn mark(packet: &mut [u8], class: Class) {
     match class {
         Class::Control => packet::set_dscp(packet, TOS_VOICE >> 2),
         Class::Bulk if packet::dscp(packet) >= DSCP_VIDEO => packet::set_dscp(packet, 0),

@@ -16,7 +16,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use self::control::Went;
 use self::intake::{Took, READ_BYTES_MAX};
-use super::card::{Card, TOGETHER_MAX};
+use super::card::{self, Card, TOGETHER_MAX};
 use super::packet::{self, Packet};
 use super::programs::Programs;
 use super::routes::{self, Outlet, Routes};
@@ -365,10 +365,13 @@ impl Lane {
             false => packet.cut(mtu, card.together(packet.to(), most, now)),
         };
         let (head, packet) = self.protect.next_piece(class, now, cut)?;
+        let mut packet = packet.rest();
         if class == Class::Bulk {
             self.linger.on_sent(&head.flow);
+        } else if self.protect.is_bulk(&head.flow) {
+            card::mark(packet.bytes_mut(), Class::Bulk);
         }
-        Some(packet.rest())
+        Some(packet)
     }
 
     /// Sends what is neither control nor bulk, as long as there is room below. Returns whether more could be sent.

@@ -215,6 +215,15 @@ impl Packet {
         }
     }
 
+    /// Returns the packet's bytes, or those of all segments after their common headers, to be changed before they are
+    /// sent.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Packet::One(one) => &mut one.bytes,
+            Packet::Segments(segments) => segments.bytes_mut(),
+        }
+    }
+
     /// Cuts off a fragment that fits an MTU, or at most `most` segments, if there is more. Also returns by how much the
     /// rest is shorter.
     pub fn cut(&mut self, mtu: usize, most: usize) -> Option<(Packet, u32)> {
