@@ -13,8 +13,8 @@ others, and `one` is held for as long while `two` sends. The agent holds packets
 
 What arrives is counted in spans of 0.1 s. 'Full' is its median while `one` may send. After a pause, a connection is at
 full rate with the first span of at least nine tenths of that. For short connections, the study shows how many failed,
-how long those took that met no pause, how many met one pause and how many met more, and how long these took from the
-last one's end.
+how long those took that met no pause, how many met one pause and how many met more, how long these took from the last
+one's end, and how long the longest took.
 
 Fails if a connection breaks, or if `one` is never held. `--quick` has one pause of 1 s of one connection, if any. Cases
 are skipped if their requirements are missing: `iperf3`, `ss`, the congestion control, the package `aioquic`. Needs root
@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import http.client
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -348,9 +349,9 @@ def around(samples: Sequence[Sample], pause_s: float) -> list[tuple[Sample, Samp
 
 def short_row(pause_s: float, fetched: Fetches) -> tuple[list[str], str | None]:
     """Returns the row of short connections, and the problem, if any."""
-    # A pause ends where the first one ends of those that waited for long.
-    waited = sorted(done for begun, done in fetched.spans_s if done - begun >= 0.3 * pause_s)
-    ends = [done for place, done in enumerate(waited) if not place or done - waited[place - 1] > HELD_SHARE * pause_s]
+    # In a pause no connection ends, and it is over when one does.
+    done_s = [0.0, *sorted(done for _, done in fetched.spans_s)]
+    ends = [later for done, later in itertools.pairwise(done_s) if later - done >= HELD_SHARE * pause_s]
     free, once, more = [], [], []
     for begun, done in fetched.spans_s:
         met = [end for end in ends if begun < end <= done]
@@ -367,9 +368,10 @@ def short_row(pause_s: float, fetched: Fetches) -> tuple[list[str], str | None]:
         str(len(once)),
         str(len(more)),
         f"{number(1e3 * statistics.median(after), 0)} / {number(1e3 * max(after), 0)}" if after else "-",
+        number(max((done - begun for begun, done in fetched.spans_s), default=0.0)),
     ]
     problem = f"short connections: {fetched.failed} failed" if fetched.failed else None
-    return cells, problem if waited else f"short connections: none was held for {pause_s:g} s"
+    return cells, problem if ends else f"short connections: none was held for {pause_s:g} s"
 
 
 def main() -> int:
@@ -424,7 +426,7 @@ def main() -> int:
     show(titles, rows, markdown=arguments.markdown)
     if short:
         titles = ["permits, s", "short connections", "failed", "took, ms", "held once", "more often"]
-        titles.append("after the last pause, ms: median / most")
+        titles += ["after the last pause, ms: median / most", "longest, s"]
         show(titles, short, markdown=arguments.markdown)
     problems = [problem for problem in problems if problem]
     print("\n".join(problems), end="\n" if problems else "")
