@@ -257,6 +257,8 @@ pub struct Protect<P> {
     queues: Queues<P>,
     /// Whether acknowledgements are held.
     holds_empty: bool,
+    /// Whether packets that need a permit wait behind acknowledgements.
+    bulk_follows: bool,
     /// The time from which the next ones may leave.
     acknowledge_at: Instant,
     /// The bytes of ordinary packets that bulk has given way to and that no bulk has made up for since. Not above
@@ -288,6 +290,7 @@ impl<P> Protect<P> {
                 queues
             },
             holds_empty: false,
+            bulk_follows: false,
             acknowledge_at: Instant::ZERO,
             ordinary_ahead: 0,
             changes: VecDeque::new(),
@@ -313,8 +316,8 @@ impl<P> Protect<P> {
             return Verdict::Pass(packet);
         }
         if acknowledges && head.bytes > SMALL_BYTES {
-            // It asks for a permit once those before it have left.
-            self.acknowledge_at = now;
+            // Bulk behind acknowledgements: it does not wait until more of them have come.
+            (self.bulk_follows, self.acknowledge_at) = (true, now);
         }
         match self.queues.push(at, packet, head, now) {
             Ok(()) => Verdict::Queued,
@@ -347,9 +350,15 @@ impl<P> Protect<P> {
     }
 
     /// Returns whether packets of a class, ordinary or bulk, wait that are not held as acknowledgements. Control that
-    /// had to queue waits with the ordinary ones, as do acknowledgements.
+    /// had to queue waits with the ordinary ones, as do acknowledgements. Bulk that cannot be taken yet, because
+    /// acknowledgements of its flow are held, counts too: it needs a permit.
     pub fn has(&self, class: Class) -> bool {
-        class == Class::Ordinary && self.acknowledges() || lane(class).is_some_and(|lane| self.queues.waits(lane))
+        let more = match class {
+            Class::Control => false,
+            Class::Ordinary => self.acknowledges(),
+            Class::Bulk => self.bulk_follows && self.queues.waits(Lane::Empty),
+        };
+        more || lane(class).is_some_and(|lane| self.queues.waits(lane))
     }
 
     /// Returns whether the next ordinary packet is an acknowledgement, or leaves with some.
@@ -382,25 +391,23 @@ impl<P> Protect<P> {
         now: Instant,
         mut cut: impl FnMut(&mut P, bool) -> Option<(P, u32)>,
     ) -> Option<(Head, P)> {
-        let lane = match lane(class)? {
-            Lane::Ordinary if self.acknowledges() => Lane::Empty,
-            lane => lane,
-        };
-        while let Some(at) = self.queues.turn(lane) {
-            if lane == Lane::Ordinary {
-                self.judge(at, false, now);
-                if self.queues.lane(at) != lane {
-                    continue;
-                }
+        loop {
+            let lane = match lane(class)? {
+                Lane::Ordinary if self.acknowledges() => Lane::Empty,
+                lane => lane,
+            };
+            let at = self.queues.turn(lane)?;
+            match lane {
+                Lane::Ordinary => self.judge(at, false, now),
+                Lane::Empty => self.part(at, now),
+                Lane::Bulk => {}
+            }
+            if self.queues.lane(at) != lane {
+                continue;
             }
             let taken = self.queues.take(at, now, &mut cut)?;
             if lane == Lane::Empty {
-                if self.queues.first(at).is_some_and(|head| head.bytes > SMALL_BYTES) {
-                    self.queues.set_lane(at, Lane::Bulk);
-                }
-                if !self.queues.waits(lane) {
-                    (self.holds_empty, self.acknowledge_at) = (true, now + ACKNOWLEDGE_EVERY);
-                }
+                self.part(at, now);
             }
             if let Some(held) = taken.emptied {
                 self.flows.get_mut(at).calm_from += held;
@@ -414,7 +421,19 @@ impl<P> Protect<P> {
                 return Some((taken.head, packet));
             }
         }
-        None
+    }
+
+    /// Moves a flow from the acknowledgements to its own lane if its next packet needs a permit. Once no acknowledgement
+    /// waits, the next ones are held.
+    fn part(&mut self, at: u32, now: Instant) {
+        if self.queues.first(at).is_some_and(|head| head.bytes > SMALL_BYTES) {
+            let own = lane(self.flows.get(at).class);
+            self.queues.set_lane(at, own.unwrap_or(Lane::Ordinary));
+        }
+        if !self.queues.waits(Lane::Empty) {
+            (self.holds_empty, self.bulk_follows) = (true, false);
+            self.acknowledge_at = now + ACKNOWLEDGE_EVERY;
+        }
     }
 
     /// Returns whether a flow is bulk. Its packets may leave as ordinary ones: see [`Protect::acknowledges`].

@@ -206,6 +206,7 @@ fn a_request_behind_acknowledgements_needs_no_permit() {
         Some(at(30)),
         "it does not have to wait for more of them"
     );
+    assert!(protect.has(Class::Bulk) && protect.next(Class::Bulk, at(30)).is_none());
     protect.on_packet(segment(0, 200), 31, at(31));
     acknowledge(&mut protect, 0, 32..50);
     protect.may_acknowledge(true, at(50));
@@ -1332,6 +1333,7 @@ proptest! {
                         };
                         prop_assert!(had);
                         prop_assert_eq!(head.flow, of(packet.0, 0).flow);
+                        prop_assert!(class == Class::Bulk || head.bytes <= 256 || !protect.is_bulk(&head.flow));
                         gone.push(packet);
                     }
                 }

@@ -434,6 +434,10 @@ impl Lane {
                 return Rest::Held;
             };
             if !self.send_some(Class::Bulk, room, now) {
+                if self.protect.has(Class::Bulk) {
+                    // Behind acknowledgements.
+                    return Rest::Held;
+                }
                 self.linger();
                 return Rest::None;
             }
