@@ -349,9 +349,11 @@ def around(samples: Sequence[Sample], pause_s: float) -> list[tuple[Sample, Samp
 
 def short_row(pause_s: float, fetched: Fetches) -> tuple[list[str], str | None]:
     """Returns the row of short connections, and the problem, if any."""
-    # In a pause no connection ends, and it is over when one does.
+    # In a pause no connection ends, though others begin, and it is over when one does.
     done_s = [0.0, *sorted(done for _, done in fetched.spans_s)]
-    ends = [later for done, later in itertools.pairwise(done_s) if later - done >= HELD_SHARE * pause_s]
+    last_s = max((begun for begun, _ in fetched.spans_s), default=0.0)
+    between = [(done, later) for done, later in itertools.pairwise(done_s) if done < last_s]
+    ends = [later for done, later in between if later - done >= HELD_SHARE * pause_s]
     free, once, more = [], [], []
     for begun, done in fetched.spans_s:
         met = [end for end in ends if begun < end <= done]
@@ -370,8 +372,9 @@ def short_row(pause_s: float, fetched: Fetches) -> tuple[list[str], str | None]:
         f"{number(1e3 * statistics.median(after), 0)} / {number(1e3 * max(after), 0)}" if after else "-",
         number(max((done - begun for begun, done in fetched.spans_s), default=0.0)),
     ]
-    problem = f"short connections: {fetched.failed} failed" if fetched.failed else None
-    return cells, problem if ends else f"short connections: none was held for {pause_s:g} s"
+    if fetched.failed:
+        return cells, f"short connections: {fetched.failed} failed"
+    return cells, None if ends else f"short connections: none was held for {pause_s:g} s"
 
 
 def main() -> int:
