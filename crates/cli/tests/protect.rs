@@ -561,7 +561,7 @@ def state():
     shown = [run(f"ip {what}") for what in ("rule", "-6 rule", "route show table all", "-6 route show table all", "link")]
     if FIREWALL:
         shown.append(run("nft list ruleset"))
-    for file in sorted(pathlib.Path("/proc/sys/net").glob("ipv[46]/*/*/*")):
+    for file in sorted(file for file in pathlib.Path("/proc/sys/net").glob("ipv[46]/**/*") if file.is_file()):
         try:
             shown.append(f"{file} {file.read_text()}")
         except OSError:
@@ -649,7 +649,8 @@ fn everything_works(name: &str, more: &str, beyond: &str) {
         assert!(stdout.contains(&format!("[rover] {what}: {found}\n")), "{what}: {all}");
     }
     let firewall = stdout.contains("[rover] what the firewall drops: True\n");
-    assert!(firewall || stderr.contains("SKIPPED a firewall"), "{all}");
+    let skipped = stderr.contains("SKIPPED a firewall") && std::env::var_os("CI").is_none();
+    assert!(firewall || skipped, "{all}");
     assert!(stdout.contains("[rover] undone\n"), "{all}");
     assert!(
         stdout.contains("IPv6 bypasses the agent, and wlan0 has fd77::2"),
