@@ -231,7 +231,7 @@ impl Member {
             self.push(Action::Follows(epoch));
         }
         self.ask_later(now + self.config.lease);
-        if self.is_free_for(epoch.robot, now) {
+        if self.is_free_for(epoch, now) {
             self.promise(epoch, sent_at, now);
         }
     }
@@ -255,7 +255,7 @@ impl Member {
         if other < seat && matches!(self.role, Role::Candidate(_)) {
             self.drop_claim(now);
         }
-        if self.is_free_for(epoch.robot, now) {
+        if self.is_free_for(epoch, now) {
             self.drop_claim(now);
             self.voted = Some(epoch);
             self.promise(epoch, sent_at, now);
@@ -388,9 +388,10 @@ impl Member {
         self.push(Action::Broadcast(Message::Resign { epoch }));
     }
 
-    /// Returns whether no promise to another robot is running.
-    fn is_free_for(&self, robot: RobotId, now: Instant) -> bool {
-        let bound = |bond: &Bond| bond.epoch.robot != robot && now < bond.until;
+    /// Returns whether no promise to another robot is running, and none to a newer attempt of the same robot. A late beat
+    /// of its older leadership must not replace that one: the late resignation that ends the older would end both.
+    fn is_free_for(&self, epoch: Epoch, now: Instant) -> bool {
+        let bound = |bond: &Bond| now < bond.until && (bond.epoch.robot != epoch.robot || epoch < bond.epoch);
         self.seat.is_some() && now >= self.wake_at && !self.bond.as_ref().is_some_and(bound)
     }
 

@@ -102,6 +102,20 @@ fn a_resignation_frees_only_the_promise_that_it_names() {
 }
 
 #[test]
+fn a_late_beat_does_not_replace_the_promise_to_a_newer_attempt_of_its_robot() {
+    let mut it = robot(2, 3);
+    it.on_message(RobotId(1), beat(1, 1), at(300));
+    assert!(promises(&mut it));
+    it.on_message(RobotId(1), ask(2, 1), at(310));
+    assert!(promises(&mut it), "it lost that leadership, and asks for the next one");
+    it.on_message(RobotId(1), beat(1, 1), at(320));
+    assert!(!promises(&mut it));
+    it.on_message(RobotId(1), Message::Resign { epoch: epoch(1, 1) }, at(321));
+    it.on_message(RobotId(0), ask(3, 0), at(322));
+    assert!(!promises(&mut it), "robot 1 may lead by the second promise");
+}
+
+#[test]
 fn a_leader_that_was_frozen_grants_nothing() {
     let mut it = leader();
     assert!(it.is_leading(at(598)));
