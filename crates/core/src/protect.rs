@@ -257,10 +257,10 @@ pub struct Protect<P> {
     queues: Queues<P>,
     /// Whether acknowledgements are held.
     holds_empty: bool,
-    /// Whether packets that need a permit wait behind acknowledgements.
-    bulk_follows: bool,
     /// The time from which the next ones may leave.
     acknowledge_at: Instant,
+    /// Whether packets that need a permit wait behind acknowledgements.
+    bulk_follows: bool,
     /// The bytes of ordinary packets that bulk has given way to and that no bulk has made up for since. Not above
     /// [`AHEAD_BYTES_MAX`].
     ordinary_ahead: u64,
@@ -290,8 +290,8 @@ impl<P> Protect<P> {
                 queues
             },
             holds_empty: false,
-            bulk_follows: false,
             acknowledge_at: Instant::ZERO,
+            bulk_follows: false,
             ordinary_ahead: 0,
             changes: VecDeque::new(),
         }
@@ -423,20 +423,8 @@ impl<P> Protect<P> {
         }
     }
 
-    /// Moves a flow from the acknowledgements to its own lane if its next packet needs a permit. Once no acknowledgement
-    /// waits, the next ones are held.
-    fn part(&mut self, at: u32, now: Instant) {
-        if self.queues.first(at).is_some_and(|head| head.bytes > SMALL_BYTES) {
-            let own = lane(self.flows.get(at).class);
-            self.queues.set_lane(at, own.unwrap_or(Lane::Ordinary));
-        }
-        if !self.queues.waits(Lane::Empty) {
-            (self.holds_empty, self.bulk_follows) = (true, false);
-            self.acknowledge_at = now + ACKNOWLEDGE_EVERY;
-        }
-    }
-
-    /// Returns whether a flow is bulk. Its packets may leave as ordinary ones: see [`Protect::acknowledges`].
+    /// Returns whether a flow is bulk. What leaves of it beside acknowledgements is taken as [`Class::Ordinary`], but needs
+    /// bulk's marks: with a higher one it would overtake its flow's bulk in the card.
     pub fn is_bulk(&mut self, flow: &Flow) -> bool {
         let found = self.flows.find(flow);
         found.is_some_and(|at| self.flows.get(at).class == Class::Bulk)
@@ -639,6 +627,19 @@ impl<P> Protect<P> {
             lane => lane.unwrap_or(Lane::Ordinary),
         };
         self.queues.set_lane(at, lane);
+    }
+
+    /// Moves a flow from the acknowledgements to its own lane if its next packet needs a permit. Once no acknowledgement
+    /// waits, the next ones are held.
+    fn part(&mut self, at: u32, now: Instant) {
+        if self.queues.first(at).is_some_and(|head| head.bytes > SMALL_BYTES) {
+            let own = lane(self.flows.get(at).class);
+            self.queues.set_lane(at, own.unwrap_or(Lane::Ordinary));
+        }
+        if !self.queues.waits(Lane::Empty) {
+            (self.holds_empty, self.bulk_follows) = (true, false);
+            self.acknowledge_at = now + ACKNOWLEDGE_EVERY;
+        }
     }
 
     fn classify(&mut self, at: u32, begins: bool, now: Instant) {

@@ -217,6 +217,25 @@ fn a_request_behind_acknowledgements_needs_no_permit() {
 }
 
 #[test]
+fn a_driver_learns_that_what_leaves_with_acknowledgements_is_bulk() {
+    let mut protect = Protect::new(config());
+    acknowledge(&mut protect, 0, 0..10);
+    let marked = Head {
+        dscp: 34,
+        ..segment(0, 200)
+    };
+    protect.on_packet(marked, 10, at(10));
+    acknowledge(&mut protect, 2, 11..20);
+    protect.may_acknowledge(true, at(20));
+    let packets = std::iter::from_fn(|| protect.next(Class::Ordinary, at(20)));
+    let left: Vec<(Head, u32)> = packets.collect();
+    assert_eq!(left.len(), 13);
+    for (head, packet) in left {
+        assert_eq!(protect.is_bulk(&head.flow), packet <= 10, "{packet}");
+    }
+}
+
+#[test]
 fn only_tcps_acknowledgements_wait() {
     let mut protect = Protect::new(config());
     let empty = Head {

@@ -301,9 +301,11 @@ unsafe fn send(socket: &Socket, index: u32, parts: *const libc::iovec, count: us
 
 #[cfg(test)]
 mod tests {
+    use coorp_core::protect::Class;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::protect::card;
 
     /// Returns segments of `each` bytes, with options in both headers, and these flags.
     fn together(data: usize, each: usize, flags: u8) -> Segments {
@@ -354,6 +356,24 @@ mod tests {
             one[24 + FLAGS],
             one[56..].to_vec(),
         )
+    }
+
+    #[test]
+    fn a_mark_is_that_of_all_segments() {
+        let mut packet = Packet::Segments(together(250, 100, 0));
+        packet::set_dscp(packet.bytes_mut(), 34);
+        card::mark(packet.bytes_mut(), Class::Ordinary);
+        let marks = |packet: &Packet| {
+            packet
+                .clone()
+                .one_by_one()
+                .iter()
+                .map(|one| packet::dscp(one))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(marks(&packet), [34, 34, 34]);
+        card::mark(packet.bytes_mut(), Class::Bulk);
+        assert_eq!(marks(&packet), [0, 0, 0]);
     }
 
     #[test]
